@@ -1,0 +1,96 @@
+"""`tinsmith serve`: the service on a port."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tinsmith.engine.interface import BaseModel, Engine
+from tinsmith.service.settings import Settings
+
+
+@click.command("serve")
+@click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on.  [default: 8600]")
+@click.option(
+    "--data-dir", type=click.Path(path_type=Path, file_okay=False), help="Where everything durable lies."
+)
+@click.option("--api-key", help="The key clients must present.")
+@click.option("--session-ttl", type=float, help="Seconds without a heartbeat until a session ends.")
+@click.option(
+    "--engine", type=click.Choice(["local", "ray"]), help="Where the numbers are computed.  [default: local]"
+)
+@click.option(
+    "--model", "models", multiple=True, metavar="NAME_OR_FOLDER", help="A base model to offer; repeatable."
+)
+@click.option(
+    "--alias", "aliases", multiple=True, metavar="NAME=MODEL", help="A second name for a model; repeatable."
+)
+def command(**given: Any) -> None:
+    """Serve the training API over HTTP.
+
+    Every option can also be set in the environment: TINSMITH_PORT, TINSMITH_DATA_DIR, and so on
+    (TINSMITH_MODELS and TINSMITH_ALIASES take commas).
+    """
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    logging.getLogger("tinsmith").setLevel(logging.INFO)
+    settings = Settings(**{name: value for name, value in given.items() if value not in (None, ())})
+    _refuse_open_door(settings)
+
+    # Brought in late, so that --help and mistakes answer at once.
+    from tinsmith.engine.host import offer
+    from tinsmith.engine.models import Catalogue, ModelUnavailable, parse_alias
+    from tinsmith.server import create_app
+    from tinsmith.server.auth import Authenticator
+    from tinsmith.server.listen import listen
+    from tinsmith.service import Service
+
+    catalogue = Catalogue(on_progress=lambda message: click.echo(message, err=True))
+    try:
+        base_models = offer(catalogue, settings.models, map(parse_alias, settings.aliases))
+        service = Service(_engine(settings, base_models), settings)
+    except (ModelUnavailable, ValueError, RuntimeError) as error:
+        raise click.ClickException(str(error)) from error
+    key = settings.api_key.get_secret_value() if settings.api_key else None
+    app = create_app(service, Authenticator.for_key(key), own_service=True)
+    listen(app, settings.host, settings.port, lambda url: click.echo(_welcome(url, list(base_models), key)))
+
+
+def _engine(settings: Settings, base_models: dict[str, BaseModel]) -> Engine:
+    if settings.engine == "ray":
+        try:
+            from tinsmith.cluster import RayEngine
+        except ModuleNotFoundError as error:
+            raise click.ClickException("--engine ray needs Ray: pip install 'tinsmith[cluster]'") from error
+        return RayEngine(base_models)
+    from tinsmith.engine.host import open_engine
+
+    return open_engine(base_models)
+
+
+def _refuse_open_door(settings: Settings) -> None:
+    """Nobody offers his machine to a network by accident."""
+    if not _is_loopback(settings.host) and settings.api_key is None:
+        raise click.ClickException(
+            f"--host {settings.host} lets other machines in, so an --api-key (or TINSMITH_API_KEY) is needed"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _welcome(url: str, models: list[str], key: str | None) -> str:
+    shown = "<the key you chose>" if key else "tml-local"
+    return (
+        f"Tinsmith serves {', '.join(models)} at {url}\n"
+        f"  export TINKER_BASE_URL={url}\n"
+        f"  export TINKER_API_KEY={shown}"
+    )

@@ -1,0 +1,1 @@
+"""The SDK: clients, futures, retries and limits. Nothing here knows the service's insides."""

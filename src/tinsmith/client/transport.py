@@ -1,0 +1,168 @@
+"""Bytes over HTTP, and nothing else: the one place that knows httpx."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from .config import without_password
+from .errors import APIConnectionError, APITimeoutError, ClientClosedError
+
+if TYPE_CHECKING:
+    import httpx
+
+Pool = Literal["session", "sample", "train", "retrieve", "telemetry"]
+
+# Connections of its own for each purpose, so that a thousand waiting polls never delay a heartbeat.
+POOL_SIZES: dict[Pool, int] = {"session": 20, "sample": 400, "train": 60, "retrieve": 600, "telemetry": 1}
+
+SHARD_SIZE = 20
+
+_EMBEDDED_URL = "http://embedded"
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A whole answer; header names are lower case."""
+
+    status_code: int
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+    @property
+    def content_type(self) -> str:
+        """Without parameters."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+class Transport(Protocol):
+    """What carries requests. Raises APIConnectionError or APITimeoutError; an error status is an answer."""
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        timeout: float,
+        pool: Pool,
+    ) -> Response:
+        """One exchange; ``path`` starts with a slash and has its query."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        ...
+
+
+@dataclass(slots=True)
+class _Shard:
+    """One httpx client. Its pool takes time quadratic in its connections, so a large pool is made of many."""
+
+    client: httpx.AsyncClient
+    busy: int = 0
+
+
+class HttpxTransport:
+    """httpx, over the network or straight into an ASGI app of this process."""
+
+    def __init__(self, base_url: str | None, *, app: Any = None, connect_timeout: float = 5.0) -> None:
+        self._base_url = base_url or _EMBEDDED_URL
+        self._shown_url = without_password(self._base_url)
+        self._app = app
+        self._connect_timeout = connect_timeout
+        self._pools: dict[Pool, list[_Shard]] = {}
+        self._tls: Any = None
+        self._closed = False
+        _quieten_httpx()
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        timeout: float,
+        pool: Pool,
+    ) -> Response:
+        """One exchange."""
+        import httpx
+
+        what = f"{method} {path.partition('?')[0]}"
+        self._check_open()
+        phases = httpx.Timeout(timeout, connect=self._connect_timeout, pool=None)
+        shard = self._shard(pool)
+        shard.busy += 1
+        try:
+            # In-process there is no socket to time out, so the whole exchange is bounded instead.
+            async with asyncio.timeout(timeout if self._app is not None else None):
+                answer = await shard.client.request(
+                    method, self._base_url + path, content=body, headers=dict(headers), timeout=phases
+                )
+        except (httpx.TimeoutException, TimeoutError) as error:
+            raise APITimeoutError(
+                f"{what} at {self._shown_url} got no answer in {timeout:.0f} s", what
+            ) from error
+        except httpx.RequestError as error:
+            self._check_open()
+            reason = str(error) or type(error).__name__
+            raise APIConnectionError(f"{what}: no connection to {self._shown_url}: {reason}", what) from error
+        except RuntimeError:
+            self._check_open()  # httpx's word for a client closed under a request
+            raise
+        finally:
+            shard.busy -= 1
+        return Response(answer.status_code, {k.lower(): v for k, v in answer.headers.items()}, answer.content)
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        self._closed = True
+        shards = [shard for pool in self._pools.values() for shard in pool]
+        self._pools.clear()
+        for shard in shards:
+            await shard.client.aclose()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosedError("this client was closed; make a new ServiceClient")
+
+    def _shard(self, pool: Pool) -> _Shard:
+        """The first client with a connection to spare, a new one, or (all being full) the least busy."""
+        shards = self._pools.setdefault(pool, [])
+        for shard in shards:
+            if shard.busy < SHARD_SIZE:
+                return shard
+        if len(shards) * SHARD_SIZE >= POOL_SIZES[pool]:
+            return min(shards, key=lambda shard: shard.busy)
+        shards.append(_Shard(self._connect(SHARD_SIZE)))
+        return shards[-1]
+
+    def _connect(self, connections: int) -> httpx.AsyncClient:
+        import httpx
+
+        if self._app is not None:
+            wire = httpx.ASGITransport(self._app, raise_app_exceptions=False)
+            return httpx.AsyncClient(transport=wire, headers={"accept-encoding": "identity"})
+        if self._tls is None:
+            self._tls = httpx.create_ssl_context()  # costly to make, so the pools share one
+        return httpx.AsyncClient(
+            verify=self._tls,
+            http2=importlib.util.find_spec("h2") is not None,
+            follow_redirects=True,
+            limits=httpx.Limits(
+                max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=30.0
+            ),
+        )
+
+
+def _quieten_httpx() -> None:
+    """httpx logs every request at INFO, which drowns everything else; whoever set a level keeps it."""
+    logger = logging.getLogger("httpx")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.WARNING)

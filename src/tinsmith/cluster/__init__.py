@@ -1,0 +1,5 @@
+"""The same engine, placed on a Ray cluster."""
+
+from .ray_engine import RayEngine
+
+__all__ = ["RayEngine"]

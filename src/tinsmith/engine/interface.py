@@ -1,0 +1,92 @@
+"""What the service may ask of an engine. Everything else in this room is free to change.
+
+One adapter belongs to one run. Calls for one adapter arrive one at a time, in order; calls for different
+adapters, and samples, arrive at any moment. Arguments are plain values, so an engine may sit in
+this process, in a child process or on a cluster.
+
+A method raises `UserError` when the caller's values are wrong (the message names the field) and
+leaves everything as it was. Any other exception is the engine's own fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from tinsmith.types import (
+    AdamParams,
+    ForwardBackwardInput,
+    ForwardBackwardOutput,
+    LoraConfig,
+    SampleJob,
+    SampleResponse,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModel:
+    """One base model an engine can train and sample."""
+
+    name: str
+    folder: Path
+    arch: str
+    vocab_size: int
+    max_context_length: int
+
+
+class Engine(Protocol):
+    """The numbers: adapters, losses, optimizer steps, samples."""
+
+    def base_models(self) -> Mapping[str, BaseModel]:
+        """Every base model on offer, aliases included, by public name. Weights load on first use."""
+        ...
+
+    def add_base_model(self, model: BaseModel) -> None:
+        """Offer one more base model."""
+        ...
+
+    async def create_adapter(self, run_id: str, base_model: str, lora: LoraConfig) -> None:
+        """A fresh adapter: its weights follow from ``lora.seed`` alone, which is always set."""
+        ...
+
+    async def drop_adapter(self, run_id: str) -> None:
+        """Forget an adapter. Unknown ids are fine."""
+        ...
+
+    async def forward_backward(
+        self, run_id: str, batch: ForwardBackwardInput, backward: bool
+    ) -> ForwardBackwardOutput:
+        """The summed loss of a batch; with ``backward``, its gradient joins the accumulated one."""
+        ...
+
+    async def optim_step(self, run_id: str, params: AdamParams) -> dict[str, float]:
+        """Apply the accumulated gradient and clear it. Returns metrics named ``name:reduction``."""
+        ...
+
+    async def save_adapter(self, run_id: str, folder: Path, optimizer: bool) -> None:
+        """Write PEFT files (and the optimizer's state) into an existing empty folder."""
+        ...
+
+    async def load_adapter(self, run_id: str, folder: Path, optimizer: bool) -> None:
+        """Replace weights by those in a folder; the optimizer by its saved state, or by a fresh one."""
+        ...
+
+    async def open_sampler(
+        self, sampler_id: str, base_model: str, folder: Path | None = None, run_id: str | None = None
+    ) -> None:
+        """An immutable sampler: of a saved folder, of a copy of a run's weights now, or of the bare base."""
+        ...
+
+    async def close_sampler(self, sampler_id: str) -> None:
+        """Forget a sampler. Unknown ids are fine."""
+        ...
+
+    async def sample(self, sampler_id: str, job: SampleJob) -> SampleResponse:
+        """Sample. Cancelling the task stops decoding within one step."""
+        ...
+
+    async def close(self) -> None:
+        """Stop working and free everything."""
+        ...

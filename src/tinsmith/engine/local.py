@@ -1,0 +1,248 @@
+"""The engine in this process: one compute thread, many adapters and samplers on shared base models."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+
+from tinsmith.types import (
+    AdamParams,
+    ForwardBackwardInput,
+    ForwardBackwardOutput,
+    LoraConfig,
+    NotFound,
+    SampleJob,
+    SampleResponse,
+    UserError,
+)
+from tinsmith.types.validation import check_adam, check_batch, check_lora, check_sample_job
+
+from .adamw import AdamState
+from .base import LoadedBase, UnsupportedModel
+from .interface import BaseModel
+from .lora import fresh_weights
+from .peft_files import SavedAdapter, check_fits, read_adapter, write_adapter
+from .sampler import Sampler, sample, tokens_to_cache
+from .scheduler import ComputeThread, Work
+from .trainer import TrainingAdapter, TrainingCall, TrainLimits, train
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much is done at once: bounds on memory and on how long a step keeps others waiting."""
+
+    max_lora_rank: int = 256
+    train_tokens: int = 1024  # of one training pass, padding included
+    train_bytes: int = 2**30  # of activations kept for the backward pass; what exceeds it is computed twice
+    prefill_tokens: int = 1024  # of a prompt, read in one step
+    sample_rows: int = 64  # samples of one request decoded together
+    cache_tokens: int = 65536  # held by all key-value caches; requests beyond wait in line
+    threads: int | None = None  # of torch; None leaves torch's own choice
+
+
+class LocalEngine:
+    """Implements `Engine`. All state is touched by the compute thread only."""
+
+    def __init__(
+        self,
+        base_models: Mapping[str, BaseModel],
+        *,
+        lora_alpha: float = 32.0,
+        dtype: str = "float32",
+        device: str = "cpu",
+        limits: Limits | None = None,
+    ) -> None:
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype: {dtype!r} is not one of {', '.join(DTYPES)}")
+        self._models = dict(base_models)
+        self._alpha, self._dtype, self._device = lora_alpha, DTYPES[dtype], torch.device(device)
+        self._limits = limits or Limits()
+        self._bases: dict[Path, LoadedBase] = {}
+        self._adapters: dict[str, TrainingAdapter] = {}
+        self._samplers: dict[str, Sampler] = {}
+        self._ready: list[TrainingCall] = []
+        threads = self._limits.threads
+        self._thread = ComputeThread(
+            sampling_budget=self._limits.cache_tokens,
+            on_start=lambda: None if threads is None else torch.set_num_threads(threads),
+        )
+        # An engine nobody closed still ends its thread, and before the interpreter takes torch down.
+        self._finalizer = weakref.finalize(self, self._thread.stop)
+
+    def base_models(self) -> Mapping[str, BaseModel]:
+        """Every base model on offer, by public name."""
+        return MappingProxyType(self._models)
+
+    def add_base_model(self, model: BaseModel) -> None:
+        """Offer one more base model; a name never comes to mean another one."""
+        if self._models.setdefault(model.name, model) != model:
+            raise ValueError(f"{model.name!r} is offered already, with another folder or size")
+
+    # -- runs -------------------------------------------------------------------------------------------
+
+    async def create_adapter(self, run_id: str, base_model: str, lora: LoraConfig) -> None:
+        """A fresh adapter whose weights follow from ``lora.seed``."""
+        model, limits = self._model(base_model), self._limits
+        check_lora(lora, max_rank=limits.max_lora_rank)
+        if lora.seed is None:
+            raise UserError("is needed: the weights are made from it", field="lora_config.seed")
+        seed = lora.seed
+
+        def create() -> None:
+            if run_id in self._adapters:
+                raise ValueError(f"run {run_id} has an adapter already")
+            base = self._base(model)
+            linears = base.linears(lora)
+            weights = fresh_weights(
+                linears, rank=lora.rank, alpha=self._alpha, seed=seed, device=self._device
+            )
+            self._adapters[run_id] = TrainingAdapter(base, model, lora, weights)
+
+        await self._thread.call(create)
+
+    async def drop_adapter(self, run_id: str) -> None:
+        """Forget an adapter."""
+        await self._thread.call(lambda: self._adapters.pop(run_id, None))
+
+    async def forward_backward(
+        self, run_id: str, batch: ForwardBackwardInput, backward: bool
+    ) -> ForwardBackwardOutput:
+        """The summed loss; with ``backward`` the gradient is added to the run's."""
+        return await self._thread.run(self._train(run_id, batch, backward), "train")
+
+    async def optim_step(self, run_id: str, params: AdamParams) -> dict[str, float]:
+        """One step of AdamW. Without an accumulated gradient nothing moves (see `TrainingAdapter.step`)."""
+        check_adam(params)
+        return await self._thread.call(lambda: self._adapter(run_id).step(params))
+
+    async def save_adapter(self, run_id: str, folder: Path, optimizer: bool) -> None:
+        """Write the run as it is now; the writing itself does not hold up the compute thread."""
+
+        def snapshot() -> tuple[SavedAdapter, str]:
+            adapter, cpu = self._adapter(run_id), torch.device("cpu")
+            state = adapter.optimizer.copy(cpu) if optimizer else None
+            return SavedAdapter(adapter.weights.copy(cpu), state), adapter.model.name
+
+        saved, base_name = await self._thread.call(snapshot)
+        await asyncio.to_thread(write_adapter, folder, saved, base_name)
+
+    async def load_adapter(self, run_id: str, folder: Path, optimizer: bool) -> None:
+        """Replace weights and optimizer state; nothing changes unless all of it fits."""
+        saved = await asyncio.to_thread(read_adapter, folder, optimizer)
+
+        def install() -> None:
+            adapter = self._adapter(run_id)
+            if saved.weights.rank != adapter.config.rank:
+                raise UserError(
+                    f"the saved adapter has rank {saved.weights.rank}, the run {adapter.config.rank}",
+                    field="path",
+                )
+            check_fits(saved, adapter.base.linears(adapter.config), every_layer=True)
+            adapter.weights = saved.weights.copy(self._device)
+            adapter.optimizer = saved.optimizer.copy(self._device) if saved.optimizer else AdamState()
+            adapter.gradients = None
+
+        await self._thread.call(install)
+
+    # -- samplers ---------------------------------------------------------------------------------------
+
+    async def open_sampler(
+        self, sampler_id: str, base_model: str, folder: Path | None = None, run_id: str | None = None
+    ) -> None:
+        """A sampler of a saved folder, of a copy of a run's weights, or of the bare base."""
+        if folder is not None and run_id is not None:
+            raise ValueError("a sampler is of a folder or of a run, not of both")
+        model = self._model(base_model)
+        saved = None if folder is None else await asyncio.to_thread(read_adapter, folder, False)
+
+        def open_() -> None:
+            if sampler_id in self._samplers:
+                raise ValueError(f"sampler {sampler_id} is open already")
+            base, weights = self._base(model), None
+            if saved is not None:
+                check_fits(saved, base.all_linears(), every_layer=False)
+                weights = saved.weights.copy(self._device)
+            elif run_id is not None:
+                adapter = self._adapter(run_id)
+                if adapter.base is not base:
+                    raise UserError(
+                        f"the run trains {adapter.model.name}, not {model.name}", field="base_model"
+                    )
+                weights = adapter.weights.copy()
+            self._samplers[sampler_id] = Sampler(base, model, weights)
+
+        await self._thread.call(open_)
+
+    async def close_sampler(self, sampler_id: str) -> None:
+        """Forget a sampler; requests it is working on still finish."""
+        await self._thread.call(lambda: self._samplers.pop(sampler_id, None))
+
+    async def sample(self, sampler_id: str, job: SampleJob) -> SampleResponse:
+        """Sample. Cancelling the task stops decoding before the next step."""
+        sampler, limits = self._sampler(sampler_id), self._limits
+        model = sampler.model
+        check_sample_job(job, vocab_size=model.vocab_size, max_context_length=model.max_context_length)
+        each = tokens_to_cache(sampler, job)
+        rows = max(1, min(limits.sample_rows, limits.cache_tokens // each))
+        work = sample(sampler, job, tokens_at_once=limits.prefill_tokens, rows_at_once=rows)
+        return await self._thread.run(work, "sample", cost=each * min(rows, job.num_samples))
+
+    async def close(self) -> None:
+        """Stop after the current step; whoever still waits hears `EngineStopped`."""
+        await asyncio.to_thread(self._finalizer)
+        self._adapters.clear()
+        self._samplers.clear()
+        self._bases.clear()
+
+    # -- in the compute thread --------------------------------------------------------------------------
+
+    def _train(self, run_id: str, batch: ForwardBackwardInput, backward: bool) -> Work[ForwardBackwardOutput]:
+        adapter = self._adapter(run_id)
+        model = adapter.model
+        check_batch(
+            batch,
+            vocab_size=model.vocab_size,
+            max_context_length=model.max_context_length,
+            backward=backward,
+        )
+        limits = TrainLimits(self._limits.train_tokens, self._limits.train_bytes)
+        call = TrainingCall(adapter, batch, backward=backward, tokens_at_once=limits.tokens)
+        return (yield from train(call, self._ready, limits))
+
+    def _sampler(self, sampler_id: str) -> Sampler:
+        self._thread.check_running()
+        if sampler_id not in self._samplers:
+            raise NotFound(f"no sampler {sampler_id!r}", field="sampling_session_id")
+        return self._samplers[sampler_id]
+
+    def _adapter(self, run_id: str) -> TrainingAdapter:
+        if run_id not in self._adapters:
+            raise NotFound(f"no adapter of a run {run_id!r}", field="model_id")
+        return self._adapters[run_id]
+
+    def _model(self, name: str) -> BaseModel:
+        if name not in self._models:
+            raise NotFound(
+                f"{name!r} is not offered; use one of {', '.join(self._models)}", field="base_model"
+            )
+        return self._models[name]
+
+    def _base(self, model: BaseModel) -> LoadedBase:
+        """The loaded weights; names of one folder share them."""
+        folder = model.folder.resolve()
+        if folder not in self._bases:
+            self._bases[folder] = LoadedBase(folder, self._dtype, self._device)
+        base = self._bases[folder]
+        if model.vocab_size > base.vocab_size:
+            raise UnsupportedModel(
+                f"{model.name}: {base.vocab_size} tokens in the weights, {model.vocab_size} declared"
+            )
+        return base

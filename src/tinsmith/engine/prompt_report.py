@@ -1,0 +1,93 @@
+"""What a sample request wants to know about its prompt, gathered while the prompt is read."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from tinsmith.types import PromptAltTokens, SampleJob, TensorData, TopkLogprobs
+from tinsmith.types.sampling import TOPK_EMPTY_LOGPROB
+
+from .base import LoadedBase
+from .head import row_chunks
+from .lora import LoraWeights
+
+
+class PromptReport:
+    """Log-probabilities of the prompt at temperature 1. Position i's hidden state tells of token i + 1."""
+
+    def __init__(self, base: LoadedBase, weights: LoraWeights | None, job: SampleJob, prompt: Tensor) -> None:
+        self._base, self._weights, self._job, self._prompt = base, weights, job, prompt
+        length = len(prompt)
+        self._k = max(job.topk_prompt_logprobs, job.prompt_alt_tokens_k)
+        self._logprobs = np.full(length, np.nan, dtype=np.float32)
+        self._top_ids = np.zeros((length, self._k), dtype=np.int32)
+        self._top = np.full((length, self._k), TOPK_EMPTY_LOGPROB, dtype=np.float32)
+        targets = job.target_prompt_logprobs
+        self._targets = None if targets is None else torch.from_numpy(targets.to_numpy(pad_value=-1).copy())
+        self._target_rows: list[npt.NDArray[np.float32]] = []
+        self._first = self._first_position()
+
+    def read(self, start: int, hidden: Tensor) -> None:
+        """Take in hidden states [n, size] of positions start .. start + n - 1."""
+        begin, end = max(start, self._first), min(start + len(hidden), len(self._prompt) - 1)
+        for at in row_chunks(self._base, end - begin):
+            rows = hidden[begin - start :][at]
+            self._record(begin + at.start, torch.log_softmax(self._base.logits(rows, self._weights), dim=1))
+
+    def prompt_logprobs(self) -> npt.NDArray[np.float32] | None:
+        """NaN at the first position, and before the last n asked for."""
+        return self._logprobs if self._job.prompt_logprobs else None
+
+    def topk(self) -> TopkLogprobs | None:
+        """The k most likely tokens at each position; the first is empty."""
+        k = self._job.topk_prompt_logprobs
+        return TopkLogprobs(self._top_ids[:, :k].copy(), self._top[:, :k].copy()) if k else None
+
+    def alt_tokens(self) -> PromptAltTokens | None:
+        """The same from the second position on, as tensors."""
+        k = self._job.prompt_alt_tokens_k
+        if not k:
+            return None
+        ids, logprobs = self._top_ids[1:, :k].astype(np.int64), self._top[1:, :k]
+        return PromptAltTokens(TensorData.from_numpy(ids), TensorData.from_numpy(logprobs))
+
+    def target_logprobs(self) -> TensorData | None:
+        """Log-probabilities of the tokens asked for, in the layout they were asked in; 0.0 where -1."""
+        asked = self._job.target_prompt_logprobs
+        if asked is None:
+            return None
+        assert asked.shape is not None
+        dense = np.concatenate([np.zeros((0, asked.shape[1]), dtype=np.float32), *self._target_rows])
+        if not asked.is_sparse:
+            return TensorData(dense, "float32", asked.shape)
+        crow, columns = asked.sparse_crow_indices, asked.sparse_col_indices
+        assert crow is not None and columns is not None
+        rows = np.repeat(np.arange(asked.shape[0]), np.diff(crow))
+        return TensorData(dense[rows, columns], "float32", asked.shape, crow, columns)
+
+    def _first_position(self) -> int:
+        """The first hidden state anybody asks about."""
+        job, length = self._job, len(self._prompt)
+        if self._k or self._targets is not None:
+            return 0
+        if not job.prompt_logprobs:
+            return length
+        return max(0, length - 1 - (job.prompt_logprobs_last_n or length))
+
+    def _record(self, position: int, logprobs: Tensor) -> None:
+        """Rows of log-probabilities of what follows position, position + 1, ..."""
+        after = slice(position + 1, position + 1 + len(logprobs))
+        tokens = self._prompt[after]
+        self._logprobs[after] = logprobs.gather(1, tokens[:, None])[:, 0].cpu().numpy()
+        if self._job.prompt_logprobs_last_n is not None:
+            self._logprobs[: max(0, len(self._prompt) - self._job.prompt_logprobs_last_n)] = np.nan
+        if self._k:
+            values, ids = torch.topk(logprobs, self._k, dim=1)
+            self._top[after], self._top_ids[after] = values.cpu().numpy(), ids.cpu().numpy()
+        if self._targets is not None:
+            asked = self._targets[position : position + len(logprobs)].to(logprobs.device)
+            found = logprobs.gather(1, asked.clamp(min=0)).masked_fill(asked < 0, 0.0)
+            self._target_rows.append(found.cpu().numpy())

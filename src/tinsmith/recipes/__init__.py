@@ -1,0 +1,1 @@
+"""Loops people start from, written only against the public client."""

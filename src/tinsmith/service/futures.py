@@ -1,0 +1,208 @@
+"""Futures: what was asked, and its answer once there is one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from tinsmith.store import Database, schema
+from tinsmith.types import Gone, NotFound
+
+log = logging.getLogger(__name__)
+
+Category = Literal["user", "server", "unknown"]
+_MEMORY_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """An answer: encoded result bytes, or an error and whose fault it is."""
+
+    kind: str
+    body: bytes = b""
+    error: str | None = None
+    category: Category | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes it takes to keep."""
+        return len(self.body) + len(self.error or "")
+
+
+@dataclass(slots=True)
+class Ticket:
+    """One accepted operation that has no answer yet."""
+
+    request_id: str
+    owner: str
+    kind: str
+    stream_id: str
+    accepted: asyncio.Future[None]  # done once the operation is durable
+    finished: asyncio.Event = field(default_factory=asyncio.Event)
+    answered: bool = False  # a replay: the answer is in the journal already
+
+
+class Futures:
+    """All futures of a service. Recent answers stay in memory, all of them in the journal."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._open: dict[str, Ticket] = {}
+        self._unwritten: dict[str, tuple[str, Outcome]] = {}  # on their way to the journal
+        self._recent: OrderedDict[str, tuple[str, Outcome]] = OrderedDict()  # a cache of what is in it
+        self._recent_bytes = 0
+        self._background: set[asyncio.Task[None]] = set()
+
+    @property
+    def pending(self) -> int:
+        """Operations without an answer."""
+        return len(self._open)
+
+    def ticket(self, request_id: str) -> Ticket | None:
+        """The ticket of an operation that is still open."""
+        return self._open.get(request_id)
+
+    def open(self, request_id: str, owner: str, kind: str, stream_id: str) -> Ticket:
+        """Register an operation before it is journalled."""
+        accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        ticket = Ticket(request_id, owner, kind, stream_id, accepted)
+        self._open[request_id] = ticket
+        return ticket
+
+    def replay(self, request_id: str, owner: str, kind: str, stream_id: str) -> Ticket:
+        """A ticket for doing again what was answered before: nobody waits, and the old answer stands."""
+        accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        return Ticket(request_id, owner, kind, stream_id, accepted, answered=True)
+
+    def abandon(self, ticket: Ticket) -> None:
+        """The operation could not be journalled: it was never accepted."""
+        self._open.pop(ticket.request_id, None)
+        ticket.finished.set()
+
+    async def known(self, request_id: str, owner: str) -> bool:
+        """Whether this operation was accepted before; waits until that acceptance is durable."""
+        if await self._known_here(request_id, owner):
+            return True
+        table = schema.operations
+        query = sa.select(table.c.request_id).where(table.c.request_id == request_id)
+        if await self._database.read(lambda connection: connection.scalar(query)) is not None:
+            return True
+        return await self._known_here(request_id, owner)  # a twin may have come while the journal was read
+
+    async def _known_here(self, request_id: str, owner: str) -> bool:
+        if ticket := self._open.get(request_id):
+            if ticket.owner != owner:
+                raise NotFound(f"no such future {request_id!r}", field="request_id")
+            await asyncio.shield(ticket.accepted)
+            return True
+        return request_id in self._unwritten or request_id in self._recent
+
+    def resolve(self, ticket: Ticket, outcome: Outcome) -> None:
+        """Give the answer to whoever waits, and journal it behind their backs.
+
+        A crash before the journal has it costs nothing: the operation runs again and gives the same answer.
+        """
+        if ticket.answered:
+            return
+        self._open.pop(ticket.request_id, None)
+        self._unwritten[ticket.request_id] = (ticket.owner, outcome)
+        ticket.finished.set()
+        self._in_background(self._journal(ticket, outcome))
+
+    async def wait(self, request_id: str, owner: str, hold: float) -> Outcome | None:
+        """The answer, or None if there is none within ``hold`` seconds."""
+        ticket = self._open.get(request_id)
+        if ticket is not None and ticket.owner == owner:
+            try:
+                async with asyncio.timeout(hold):
+                    await ticket.finished.wait()
+            except TimeoutError:
+                return None
+        return await self._answer(request_id, owner)
+
+    async def _answer(self, request_id: str, owner: str) -> Outcome:
+        kept = self._unwritten.get(request_id) or self._recent.get(request_id)
+        if kept and kept[0] == owner:
+            return kept[1]
+        return await self._database.read(lambda connection: _read_answer(connection, request_id, owner))
+
+    async def expire(self, older_than: float) -> None:
+        """Forget answers from before this moment."""
+        results, operations = schema.results, schema.operations
+        old = sa.select(results.c.request_id).where(
+            results.c.finished_at < older_than, results.c.body.is_not(None)
+        )
+
+        def change(connection: Connection) -> list[str]:
+            ids = list(connection.scalars(old))
+            connection.execute(
+                results.update()
+                .where(results.c.request_id.in_(ids))
+                .values(body=None, error=None, category=None)
+            )
+            connection.execute(
+                operations.update()
+                .where(operations.c.request_id.in_(ids), operations.c.kind == "sample")
+                .values(payload=b"")
+            )
+            return ids
+
+        for request_id in await self._database.write(change):
+            if kept := self._recent.pop(request_id, None):
+                self._recent_bytes -= kept[1].size
+
+    async def settle(self) -> None:
+        """Wait for the answers that are on their way to the journal."""
+        await asyncio.gather(*self._background)
+
+    def _cache(self, request_id: str) -> None:
+        owner, outcome = self._unwritten.pop(request_id)
+        self._recent[request_id] = (owner, outcome)
+        self._recent_bytes += outcome.size
+        while self._recent_bytes > _MEMORY_BYTES and len(self._recent) > 1:
+            _, (_, dropped) = self._recent.popitem(last=False)
+            self._recent_bytes -= dropped.size
+
+    async def _journal(self, ticket: Ticket, outcome: Outcome) -> None:
+        row = {
+            "request_id": ticket.request_id,
+            "owner": ticket.owner,
+            "kind": outcome.kind,
+            "finished_at": time.time(),
+            "body": outcome.body,
+            "error": outcome.error,
+            "category": outcome.category,
+        }
+        try:
+            await self._database.write(
+                lambda connection: connection.execute(schema.results.insert().values(row))
+            )
+        except Exception:  # it stays in memory, and a restart computes it again
+            log.exception("the answer of %s could not be journalled", ticket.request_id)
+        else:
+            self._cache(ticket.request_id)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+def _read_answer(connection: Connection, request_id: str, owner: str) -> Outcome:
+    table = schema.results
+    row = connection.execute(
+        sa.select(table).where(table.c.request_id == request_id, table.c.owner == owner)
+    ).one_or_none()
+    if row is None:
+        raise NotFound(f"no such future {request_id!r}", field="request_id")
+    if row.body is None:
+        raise Gone(f"the result of {request_id!r} has expired", field="request_id")
+    return Outcome(row.kind, row.body, row.error, row.category)

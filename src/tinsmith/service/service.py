@@ -1,0 +1,145 @@
+"""The service: what a Tinker is. No HTTP, no tensors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from tinsmith.engine.interface import BaseModel, Engine
+from tinsmith.store import Blobs, Database, DataDirLock
+from tinsmith.types import GetInfoResponse, GetSamplerResponse, ModelData, Unavailable
+
+from .base_models import BaseModels, Finder
+from .checkpoints import Checkpoints
+from .execution import Executor
+from .futures import Futures
+from .journal import Journal
+from .recovery import Recovery
+from .runs import Runs
+from .samplers import Samplers
+from .sessions import Session, Sessions
+from .settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+class Service:
+    """Sessions, runs, samplers, checkpoints and futures, over one engine and one data directory.
+
+    ``private`` says that every client lives and dies with this process, so whatever an earlier process
+    left active has ended, and that clients see this machine's folders.
+    """
+
+    def __init__(
+        self, engine: Engine, settings: Settings, *, finder: Finder | None = None, private: bool = False
+    ) -> None:
+        self.settings = settings
+        self._engine = engine
+        self._private = private
+        self._lock = DataDirLock(settings.data_dir)
+        self._database = Database.in_folder(settings.data_dir)
+        blobs = Blobs(settings.data_dir / "blobs")
+        self.base_models = BaseModels(engine, finder)
+        self.sessions = Sessions(self._database)
+        self.futures = Futures(self._database)
+        self.checkpoints = Checkpoints(self._database, blobs)
+        journal = Journal(self._database, self.futures)
+        self.samplers = Samplers(
+            self._database, blobs, journal, self.futures, self.checkpoints, self.base_models, engine, settings
+        )
+        executor = Executor(engine, self.base_models, self.checkpoints, self.samplers, blobs, settings)
+        self.runs = Runs(self._database, journal, self.futures, self.checkpoints, executor, engine, settings)
+        self._recovery = Recovery(journal, self.futures, self.runs, self.samplers, settings)
+        self._housekeeper: asyncio.Task[None] | None = None
+        self._stopping = False
+
+    async def start(self) -> None:
+        """Take up what an earlier process left."""
+        self.sessions.load()
+        ended = (
+            self.sessions.all_active()
+            if self._private
+            else self.sessions.silent_since(self._oldest_sign_of_life())
+        )
+        for session in ended:
+            await self.end_session(session, "cancelled", "the client did not come back")
+        await self._recovery.recover()
+        self._housekeeper = asyncio.get_running_loop().create_task(self._keep_house(), name="housekeeping")
+        self._housekeeper.add_done_callback(_report_death)
+
+    async def stop(self) -> None:
+        """Stop working. Whatever was accepted is in the journal."""
+        self._stopping = True
+        if self._housekeeper is not None:
+            self._housekeeper.cancel()
+        await self.runs.stop()
+        await self.samplers.stop()
+        await self.sessions.flush()
+        await self.futures.settle()
+        await self._engine.close()
+        self._database.close()
+        self._lock.release()
+
+    def check_open(self) -> None:
+        """Refuse new work while stopping."""
+        if self._stopping:
+            raise Unavailable("the service is shutting down")
+
+    async def end_session(self, session: Session, status: str, detail: object = None) -> None:
+        """End a session: its runs and samplers go, named checkpoints stay."""
+        await self.sessions.end(session, status, detail)
+        for row in await self.runs.live_rows():
+            if row.session_id == session.session_id:
+                await self.runs.end(row.run_id)
+        await self.samplers.close_session(session.session_id)
+
+    async def get_info(self, owner: str, run_id: str) -> GetInfoResponse:
+        """What a run is."""
+        run = self.runs.live(owner, run_id)
+        model = await self.base_models.get(run.base_model)
+        return GetInfoResponse(
+            model_data=ModelData(
+                arch=model.arch, model_name=run.base_model, tokenizer_id=self._tokenizer(model)
+            ),
+            model_id=run_id,
+            is_lora=True,
+            lora_rank=run.lora.rank,
+            model_name=run.base_model,
+            optimizer_config={"type": "adamw"},
+        )
+
+    async def get_sampler(self, owner: str, sampler_id: str) -> GetSamplerResponse:
+        """What a sampler samples from."""
+        sampler = await self.samplers.get(owner, sampler_id)
+        return GetSamplerResponse(
+            sampler_id=sampler_id,
+            base_model=sampler.base_model,
+            model_path=sampler.model_path,
+            tokenizer_id=self._tokenizer(await self.base_models.get(sampler.base_model)),
+        )
+
+    def _tokenizer(self, model: BaseModel) -> str:
+        """A client on this machine can read the tokenizer from our folder; others get the public name."""
+        here = self._private or self.settings.host in ("127.0.0.1", "::1", "localhost")
+        return str(model.folder) if here else model.name
+
+    # -- housekeeping ----------------------------------------------------------------------------
+
+    def _oldest_sign_of_life(self) -> float:
+        return time.time() - self.settings.session_ttl
+
+    async def _keep_house(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.housekeeping_interval)
+            await self.sessions.flush()
+            for session in self.sessions.silent_since(self._oldest_sign_of_life()):
+                log.info("session %s expired", session.session_id)
+                await self.end_session(session, "cancelled", "no heartbeat")
+            await self.checkpoints.expire()
+            await self.futures.expire(time.time() - self.settings.result_ttl)
+
+
+def _report_death(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("housekeeping died", exc_info=error)

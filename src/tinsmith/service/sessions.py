@@ -1,0 +1,147 @@
+"""Sessions: the scope of one client's runs and samplers, alive as long as it says so."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+
+from tinsmith.store import Database, schema
+from tinsmith.types import CreateSessionRequest, Gone, NotFound
+
+from . import ids
+
+
+@dataclass(slots=True)
+class Session:
+    """One session as the service remembers it."""
+
+    session_id: str
+    owner: str
+    created_at: float
+    last_seen_at: float
+    status: str = "active"
+    status_detail: Any = None
+    tags: list[str] = field(default_factory=list)
+    user_metadata: dict[str, Any] = field(default_factory=dict)
+    project_id: str | None = None
+    display_name: str | None = None
+    sdk_version: str | None = None
+
+    def row(self) -> dict[str, Any]:
+        """The catalogue's row."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class Sessions:
+    """Sessions that are active, in memory; all of them, in the catalogue."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._active: dict[str, Session] = {}
+        self._seen_since_flush: set[str] = set()
+
+    def load(self) -> None:
+        """Read the sessions that were active when the service stopped."""
+        query = sa.select(schema.sessions).where(schema.sessions.c.status == "active")
+        for row in self._database.read_now(lambda connection: connection.execute(query).all()):
+            self._active[row.session_id] = Session(**row._mapping)
+
+    async def create(self, owner: str, request: CreateSessionRequest) -> Session:
+        """Open a session."""
+        now = time.time()
+        session = Session(
+            session_id=ids.new_session_id(),
+            owner=owner,
+            created_at=now,
+            last_seen_at=now,
+            tags=request.tags,
+            user_metadata=request.user_metadata,
+            project_id=request.project_id,
+            display_name=request.display_name,
+            sdk_version=request.sdk_version,
+        )
+        await self._database.write(
+            lambda connection: connection.execute(schema.sessions.insert(), session.row())
+        )
+        self._active[session.session_id] = session
+        return session
+
+    def active(self, owner: str, session_id: str) -> Session:
+        """An active session of this owner."""
+        session = self._active.get(session_id)
+        if session is None or session.owner != owner:
+            raise NotFound(f"no active session {session_id!r}", field="session_id")
+        return session
+
+    async def heartbeat(self, owner: str, session_id: str) -> None:
+        """The client is still there. `Gone` tells one whose session has ended to stop."""
+        session = self._active.get(session_id)
+        if session is not None and session.owner == owner:
+            session.last_seen_at = time.time()
+            self._seen_since_flush.add(session_id)
+            return
+        await self.find(owner, session_id)
+        raise Gone(f"session {session_id!r} has ended", field="session_id")
+
+    async def find(self, owner: str, session_id: str) -> Session:
+        """A session of this owner, active or ended."""
+        if (session := self._active.get(session_id)) and session.owner == owner:
+            return session
+        table = schema.sessions
+        query = sa.select(table).where(table.c.session_id == session_id, table.c.owner == owner)
+        row = await self._database.read(lambda connection: connection.execute(query).one_or_none())
+        if row is None:
+            raise NotFound(f"no session {session_id!r}", field="session_id")
+        return Session(**row._mapping)
+
+    async def page(self, owner: str, limit: int, offset: int) -> list[str]:
+        """Session ids of this owner, newest first."""
+        table = schema.sessions
+        query = (
+            sa.select(table.c.session_id)
+            .where(table.c.owner == owner)
+            .order_by(table.c.created_at.desc(), table.c.session_id)
+            .limit(limit)
+            .offset(offset)
+        )
+        return await self._database.read(lambda connection: list(connection.scalars(query)))
+
+    async def end(self, session: Session, status: str, detail: Any = None) -> None:
+        """Close a session; what it held is for the caller to free."""
+        session.status, session.status_detail = status, detail
+        self._active.pop(session.session_id, None)
+        table = schema.sessions
+        change = (
+            table.update()
+            .where(table.c.session_id == session.session_id)
+            .values(status=status, status_detail=detail, last_seen_at=session.last_seen_at)
+        )
+        await self._database.write(lambda connection: connection.execute(change))
+
+    def silent_since(self, moment: float) -> list[Session]:
+        """Active sessions whose last sign of life is older than ``moment``."""
+        return [session for session in self._active.values() if session.last_seen_at < moment]
+
+    def all_active(self) -> list[Session]:
+        """Every active session."""
+        return list(self._active.values())
+
+    async def flush(self) -> None:
+        """Write down who was seen; called now and then, so that a heartbeat itself costs no write."""
+        seen = [
+            {"key": session_id, "seen": self._active[session_id].last_seen_at}
+            for session_id in self._seen_since_flush
+            if session_id in self._active
+        ]
+        self._seen_since_flush.clear()
+        if seen:
+            table = schema.sessions
+            change = (
+                table.update()
+                .where(table.c.session_id == sa.bindparam("key"))
+                .values(last_seen_at=sa.bindparam("seen"))
+            )
+            await self._database.write(lambda connection: connection.execute(change, seen))

@@ -1,0 +1,52 @@
+"""Everything an operator can set, each also as TINSMITH_... in the environment."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+
+def default_data_dir() -> Path:
+    """Where a user's own service keeps its state."""
+    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(base) / "tinsmith"
+
+
+class Settings(BaseSettings):
+    """Settings of one service."""
+
+    model_config = SettingsConfigDict(env_prefix="TINSMITH_", extra="forbid", frozen=True)
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8600, description="port to listen on")
+    data_dir: Path = Field(default_factory=default_data_dir, description="where everything durable lies")
+    models: Annotated[tuple[str, ...], NoDecode] = Field(
+        ("HuggingFaceTB/SmolLM2-135M-Instruct",), description="base models to offer: names or folders"
+    )
+    aliases: Annotated[tuple[str, ...], NoDecode] = Field((), description="second names, NAME=MODEL")
+    engine: Literal["local", "ray"] = Field("local", description="where the numbers are computed")
+    api_key: SecretStr | None = Field(
+        None, description="the key clients must present; none: open to this machine"
+    )
+    session_ttl: float = Field(1800.0, gt=0, description="seconds without a heartbeat until a session ends")
+    poll_hold: float = Field(28.0, gt=0, le=40, description="seconds a poll for a future is held open")
+    gap_timeout: float = Field(60.0, gt=0, description="seconds to wait for a seq_id that never comes")
+    result_ttl: float = Field(6 * 3600.0, gt=0, description="seconds a finished result is kept")
+    housekeeping_interval: float = Field(10.0, gt=0, description="seconds between looks for what has expired")
+    max_body_bytes: int = Field(256 * 2**20, gt=0, description="largest request body, uncompressed")
+    max_pending_samples: int = Field(4096, gt=0, description="samples in flight before 429")
+    max_rank: int = Field(256, gt=0, description="largest LoRA rank")
+    legacy_load_restores_optimizer: bool = Field(
+        True, description="load_weights without an `optimizer` field (SDK 0.4.1) restores the optimizer too"
+    )
+
+    @field_validator("models", "aliases", mode="before")
+    @classmethod
+    def _split_commas(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value

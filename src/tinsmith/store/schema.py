@@ -1,0 +1,118 @@
+"""The tables: the catalogue (what exists) and the journal (what was asked and answered).
+
+Times are seconds since the epoch, UTC.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    Index,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+SCHEMA_VERSION = 1
+metadata = MetaData()
+
+properties = Table(
+    "properties",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("value", Text, nullable=False),
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("session_id", String, primary_key=True),
+    Column("owner", String, nullable=False, index=True),
+    Column("created_at", Float, nullable=False),
+    Column("last_seen_at", Float, nullable=False),
+    Column("status", String, nullable=False),  # active | client_finished | cancelled
+    Column("status_detail", JSON),
+    Column("tags", JSON, nullable=False),
+    Column("user_metadata", JSON, nullable=False),
+    Column("project_id", String),
+    Column("display_name", String),
+    Column("sdk_version", String),
+)
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("run_id", String, primary_key=True),
+    Column("session_id", String, nullable=False, index=True),
+    Column("owner", String, nullable=False, index=True),
+    Column("base_model", String, nullable=False),
+    Column("lora", JSON, nullable=False),
+    Column("user_metadata", JSON),
+    Column("created_at", Float, nullable=False),
+    Column("last_request_at", Float, nullable=False),
+    Column("live", Boolean, nullable=False),
+    Column("failure", Text),
+)
+
+samplers = Table(
+    "samplers",
+    metadata,
+    Column("sampler_id", String, primary_key=True),
+    Column("session_id", String, nullable=False, index=True),
+    Column("owner", String, nullable=False),
+    Column("base_model", String, nullable=False),
+    Column("model_path", String),
+    Column("blob", String),  # None: the bare base model
+    Column("created_at", Float, nullable=False),
+)
+
+checkpoints = Table(
+    "checkpoints",
+    metadata,
+    Column("tinker_path", String, primary_key=True),
+    Column("run_id", String, nullable=False, index=True),
+    Column("owner", String, nullable=False, index=True),
+    Column("checkpoint_type", String, nullable=False),
+    Column("checkpoint_id", String, nullable=False),
+    Column("base_model", String, nullable=False),
+    Column("lora", JSON, nullable=False),
+    Column("has_optimizer", Boolean, nullable=False),
+    Column("blob", String, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float),
+    Column("public", Boolean, nullable=False),
+    Column("user_metadata", JSON),
+    Column("request_id", String, nullable=False),  # the operation that wrote it
+)
+
+operations = Table(
+    "operations",
+    metadata,
+    Column("request_id", String, primary_key=True),
+    Column("owner", String, nullable=False),
+    Column("stream_id", String, nullable=False),  # the run or the sampler
+    Column("seq_id", BigInteger, nullable=False),
+    Column("kind", String, nullable=False),
+    Column("accepted_at", Float, nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+    Index("operations_by_stream", "stream_id", "seq_id"),
+)
+
+results = Table(
+    "results",
+    metadata,
+    Column("request_id", String, primary_key=True),
+    Column("owner", String, nullable=False),
+    Column("kind", String, nullable=False),
+    Column("finished_at", Float, nullable=False, index=True),
+    Column("body", LargeBinary),
+    Column("error", Text),
+    Column("category", String),
+)

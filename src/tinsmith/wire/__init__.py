@@ -1,0 +1,1 @@
+"""Nouns to bytes and back: JSON, protobuf, compression. Pure functions."""

@@ -1,0 +1,53 @@
+"""Environments for the official SDKs: the unmodified package, over the libraries installed here."""
+
+from __future__ import annotations
+
+import os
+import site
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+from filelock import FileLock
+
+ROOT = Path(__file__).parents[2]
+# What the SDKs need beyond what is installed for the tests anyway.
+EXTRA = ("distro", "sniffio", "h2", "hpack", "hyperframe", "pyqwest", "opentelemetry-api")
+
+
+def interpreter(version: str) -> Path:
+    """A Python that has ``tinker`` of this version; made once and kept."""
+    folder = ROOT / ".cache" / "official" / version
+    python = folder / "bin" / "python"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "ready").exists():
+            venv.create(folder, with_pip=False, clear=True)
+            _see_our_libraries(folder)
+            command = [sys.executable, "-m", "pip", f"--python={python}", "install", "--quiet", "--no-deps"]
+            command += ["--constraint", str(ROOT / "constraints.txt"), f"tinker=={version}", *EXTRA]
+            subprocess.run(command, check=True, env=os.environ | {"PIP_CONSTRAINT": ""})
+            (folder / "ready").touch()
+    return python
+
+
+def _see_our_libraries(folder: Path) -> None:
+    (packages,) = (folder / "lib").glob("python*/site-packages")
+    (packages / "shared.pth").write_text("\n".join(site.getsitepackages()))
+
+
+def run(version: str, script: Path, *arguments: str, url: str) -> str:
+    """Run a script with an official SDK against a service; its standard output."""
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith(("TINKER_", "TINSMITH_"))
+    }
+    done = subprocess.run(
+        [str(interpreter(version)), str(script), *arguments],
+        env=environment | {"TINKER_BASE_URL": url, "TINKER_API_KEY": "tml-test"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    return done.stdout
