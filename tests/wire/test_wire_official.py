@@ -89,7 +89,7 @@ def test_every_kind_of_chunk_with_spans_and_configuration() -> None:
 
 def test_nothing_at_all_and_a_single_number() -> None:
     (datum,) = call("sdk_0_38_empty_tensor.pb").batch.data
-    assert datum.model_input.chunks == ()
+    assert datum.model_input.chunks == []
     assert (datum.loss_fn_inputs["weights"].shape, datum.loss_fn_inputs["weights"].tolist()) == ([0], [])
     assert (datum.loss_fn_inputs["logprobs"].shape, datum.loss_fn_inputs["logprobs"].tolist()) == ([], 1.5)
 

@@ -7,6 +7,7 @@ import importlib
 import logging
 import os
 import weakref
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -31,6 +32,7 @@ class Connection:
         self._opening = asyncio.Lock()
         self._loop = background()
         self._closed = False
+        self._ending: asyncio.Future[None] | None = None
         # Not at exit: the order of things matters then, see _close_all.
         weakref.finalize(self, _abandon, self._loop, self.closing).atexit = False
         _open.add(self)
@@ -58,11 +60,20 @@ class Connection:
         self.closing.push_async_callback(transport.aclose)
         return transport
 
-    async def close(self) -> None:
-        """Let go of everything. A second call does nothing."""
+    async def close(self, last: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Let go of everything, after one ``last`` call. Whoever calls again waits for the same end."""
         self._closed = True
-        _open.discard(self)
-        await _close(self.closing)
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._end(last))
+        await asyncio.shield(self._ending)
+
+    async def _end(self, last: Callable[[], Awaitable[None]] | None) -> None:
+        try:
+            if last is not None:
+                await last()
+        finally:
+            await _close(self.closing)
+            _open.discard(self)  # until now the interpreter's exit waits for it
 
 
 _open: weakref.WeakSet[Connection] = weakref.WeakSet()

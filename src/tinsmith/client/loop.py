@@ -7,6 +7,7 @@ import atexit
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -144,6 +145,9 @@ def _forget_in_child() -> None:
     _current = None
 
 
+# Exit hooks run last in, first out, and weakref registers its own with its first finalizer. It has to be
+# there before ours: what finalizers tear down (an embedded engine) must outlive the last calls to it.
+weakref.finalize(_stop_at_exit, lambda: None)
 atexit.register(_stop_at_exit)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_in_child)

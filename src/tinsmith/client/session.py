@@ -110,14 +110,18 @@ class Session:
     async def close(self, status: Status = "success", detail: str | None = None) -> None:
         """Tell the service how it ended, and let go of everything."""
         live, self._live = self._live, None
-        if live is not None:
+
+        async def finish() -> None:
+            if live is None:
+                return
             live.telemetry.emit("SESSION_END")
             try:
                 await live.api.finish_session(live.session_id, status, detail)
             except TinkerError as error:  # the service will see the heartbeats stop
                 _log.info("session %s ended without the service hearing of it: %s", live.session_id, error)
             await live.telemetry.drain()
-        await self.connection.close()
+
+        await self.connection.close(finish)
 
 
 async def _heartbeat(session: weakref.ref[Session], api: Api, session_id: str, clock: Clock) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Callable
 
@@ -28,4 +29,5 @@ def listen(app: Starlette, host: str, port: int, announce: Callable[[str], None]
     )
     server = _Server(config)
     server.announce = announce
-    server.run()
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn has stopped in good order, then passes Ctrl-C on
+        server.run()

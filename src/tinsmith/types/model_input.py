@@ -182,14 +182,19 @@ class ModelInput:
     [1, 2, 3]
     """
 
-    __slots__ = ("chunks",)
-    chunks: tuple[ModelInputChunk, ...]
+    __slots__ = ("_chunks",)
+    _chunks: tuple[ModelInputChunk, ...]
 
     def __init__(self, chunks: Sequence[ModelInputChunk] = ()) -> None:
         for at, chunk in enumerate(chunks):
             if not isinstance(chunk, ModelInputChunk):
                 raise TypeError(f"chunks[{at}]: {type(chunk).__name__} is not a chunk")
-        object.__setattr__(self, "chunks", tuple(chunks))
+        object.__setattr__(self, "_chunks", tuple(chunks))
+
+    @property
+    def chunks(self) -> list[ModelInputChunk]:
+        """The chunks, as a list of the caller's own."""
+        return list(self._chunks)
 
     @classmethod
     def from_ints(cls, tokens: Sequence[int] | npt.NDArray[Any]) -> ModelInput:
@@ -204,7 +209,7 @@ class ModelInput:
     def to_array(self) -> TokenArray:
         """All token ids as one int32 array; an error if there is anything but text."""
         arrays = []
-        for at, chunk in enumerate(self.chunks):
+        for at, chunk in enumerate(self._chunks):
             if not isinstance(chunk, EncodedTextChunk):
                 raise ValueError(f"chunks[{at}]: {chunk.type} has no token ids; only text chunks do")
             arrays.append(chunk.array)
@@ -220,29 +225,29 @@ class ModelInput:
     @property
     def length(self) -> int:
         """Number of positions in the model's context."""
-        return sum(chunk.length for chunk in self.chunks)
+        return sum(chunk.length for chunk in self._chunks)
 
     def append(self, chunk: ModelInputChunk) -> ModelInput:
         """A new input with one more chunk."""
-        return ModelInput([*self.chunks, chunk])
+        return ModelInput([*self._chunks, chunk])
 
     def append_int(self, token: int) -> ModelInput:
         """A new input with one more token, joined to the last chunk when that is text."""
-        if self.chunks and isinstance(self.chunks[-1], EncodedTextChunk):
-            return ModelInput([*self.chunks[:-1], EncodedTextChunk([*self.chunks[-1].tokens, token])])
+        if self._chunks and isinstance(self._chunks[-1], EncodedTextChunk):
+            return ModelInput([*self._chunks[:-1], EncodedTextChunk([*self._chunks[-1].tokens, token])])
         return self.append(EncodedTextChunk([token]))
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("ModelInput is immutable: append() gives a new one")
 
     def __eq__(self, other: object) -> bool:
-        return self.chunks == other.chunks if isinstance(other, ModelInput) else NotImplemented
+        return self._chunks == other._chunks if isinstance(other, ModelInput) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash(self.chunks)
+        return hash(self._chunks)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ModelInput, (self.chunks,)
+        return ModelInput, (self._chunks,)
 
     def __repr__(self) -> str:
-        return f"ModelInput(chunks={list(self.chunks)})"
+        return f"ModelInput(chunks={list(self._chunks)})"
