@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from pathlib import Path
 
 import pytest
 from conftest import TOKENS, Serve, batch
@@ -187,5 +189,22 @@ def test_a_sample_accepted_before_a_restart_is_answered_after_it(serve: Serve) -
             result = await api.result(accepted["request_id"])
             assert len(result["sequences"][0]["tokens"]) == 2000
             assert await api.post("asample", **body) == accepted
+
+    asyncio.run(main())
+
+
+def test_a_run_whose_session_ended_in_the_crash_is_not_replayed(serve: Serve, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serve() as api:
+            run = await api.run(await api.session())
+        with sqlite3.connect(
+            tmp_path / "data" / "tinsmith.sqlite"
+        ) as database:  # as far as the dying service got
+            database.execute("update sessions set status = 'client_finished'")
+        database.close()
+        async with serve() as api:
+            gone = await api.http.post("optim_step", json={"model_id": run, "seq_id": 1, "adam_params": {}})
+            assert gone.status_code == 404
+            assert (await api.http.get(f"training_runs/{run}")).status_code == 200
 
     asyncio.run(main())

@@ -64,9 +64,17 @@ class Service:
         )
         for session in ended:
             await self.end_session(session, "cancelled", "the client did not come back")
+        await self._write_off_orphans()
         await self._recovery.recover()
         self._housekeeper = asyncio.get_running_loop().create_task(self._keep_house(), name="housekeeping")
         self._housekeeper.add_done_callback(_report_death)
+
+    async def _write_off_orphans(self) -> None:
+        """Runs whose session ended while the service was dying."""
+        active = {session.session_id for session in self.sessions.all_active()}
+        for row in await self.runs.live_rows():
+            if row.session_id not in active:
+                await self.runs.end(row.run_id)
 
     async def stop(self) -> None:
         """Stop working. Whatever was accepted is in the journal."""
