@@ -197,9 +197,7 @@ def test_a_run_whose_session_ended_in_the_crash_is_not_replayed(serve: Serve, tm
     async def main() -> None:
         async with serve() as api:
             run = await api.run(await api.session())
-        with sqlite3.connect(
-            tmp_path / "data" / "tinsmith.sqlite"
-        ) as database:  # as far as the dying service got
+        with sqlite3.connect(tmp_path / "data" / "tinsmith.sqlite") as database:  # all it had time for
             database.execute("update sessions set status = 'client_finished'")
         database.close()
         async with serve() as api:
