@@ -40,6 +40,12 @@ def with_engine(
     return asyncio.run(main())
 
 
+async def until(condition: Callable[[], object]) -> None:
+    """Let other work run until something has become true; pytest's timeout bounds a failure."""
+    while not condition():
+        await asyncio.sleep(0)
+
+
 def tokens(length: int, seed: int) -> list[int]:
     """Ordinary (not special) token ids."""
     return np.random.default_rng(seed).integers(3, VOCABULARY, length).tolist()

@@ -6,7 +6,16 @@ import weakref
 from collections.abc import Iterator
 
 import pytest
-from engine_support import cross_entropy, gradients_of, job, sft_datum, tokens, trained_run, with_engine
+from engine_support import (
+    cross_entropy,
+    gradients_of,
+    job,
+    sft_datum,
+    tokens,
+    trained_run,
+    until,
+    with_engine,
+)
 
 from tinsmith.engine.local import LocalEngine
 from tinsmith.engine.scheduler import ComputeThread, EngineStopped, Pause
@@ -24,12 +33,6 @@ def endless(log: list[str], name: str, pause: Pause = Pause.TURN_OVER) -> Iterat
             yield pause
     finally:
         log.append(f"{name} closed")
-
-
-async def until(condition) -> None:
-    """Let other work run until something has become true; pytest's timeout bounds a failure."""
-    while not condition():
-        await asyncio.sleep(0)
 
 
 def test_a_sample_finishes_while_a_long_training_call_goes_on(models) -> None:

@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from tinsmith.types import SamplingParams
+from tinsmith.types import SampleJob, SamplingParams
+
+_BLOCK = 256  # tokens whose probabilities are added up before one of them is looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,15 +24,63 @@ class Drawn:
     logprobs: Tensor  # [rows, vocabulary]
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Whose token is due: that of step ``step`` of sample ``sample`` of a job."""
+
+    job: SampleJob
+    sample: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A drawn token, and the k most likely ones (ids, log-probabilities) where they were asked for."""
+
+    token: int
+    logprob: float
+    top: tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]] | None
+
+
+def take(logits: Tensor, turns: Sequence[Turn]) -> list[Taken]:
+    """One token for each row of logits [rows, vocabulary]; rows under the same rules are drawn together."""
+    by_rule: dict[tuple[float, int, float, int], list[int]] = {}
+    for at, turn in enumerate(turns):
+        params = turn.job.params
+        rule = (params.temperature, params.top_k, params.top_p, turn.job.topk_sample_logprobs)
+        by_rule.setdefault(rule, []).append(at)
+    found: dict[int, Taken] = {}
+    for rows in by_rule.values():
+        some = logits if len(rows) == len(turns) else logits[torch.tensor(rows, device=logits.device)]
+        found.update(zip(rows, _take_alike(some, [turns[at] for at in rows]), strict=True))
+    return [found[at] for at in range(len(turns))]
+
+
+def _take_alike(logits: Tensor, turns: Sequence[Turn]) -> list[Taken]:
+    params, k = turns[0].job.params, turns[0].job.topk_sample_logprobs
+    drawn = _draw(logits, params, [uniform(turn.job.seed, turn.sample, turn.step) for turn in turns])
+    chosen = drawn.logprobs.gather(1, drawn.tokens[:, None])[:, 0].tolist()
+    if k:
+        top, ids = (t.cpu().numpy() for t in torch.topk(drawn.logprobs, k, dim=1))
+    return [
+        Taken(token, logprob, (ids[at], top[at]) if k else None)
+        for at, (token, logprob) in enumerate(zip(drawn.tokens.tolist(), chosen, strict=True))
+    ]
+
+
 def draw(logits: Tensor, params: SamplingParams, seed: int, samples: Sequence[int], step: int) -> Drawn:
     """Draw from softmax(logits / temperature); 0 takes the most likely, with logprobs at temperature 1."""
+    return _draw(logits, params, [uniform(seed, sample, step) for sample in samples])
+
+
+def _draw(logits: Tensor, params: SamplingParams, draws: Sequence[float]) -> Drawn:
     if params.temperature == 0:
         return Drawn(logits.argmax(dim=1), torch.log_softmax(logits, dim=1))
-    spread = (logits - logits.amax(dim=1, keepdim=True)) / params.temperature
-    logprobs = torch.log_softmax(spread, dim=1)
+    if params.temperature != 1:
+        logits = (logits - logits.amax(dim=1, keepdim=True)) / params.temperature
+    logprobs = torch.log_softmax(logits, dim=1)
     allowed = top_p_filter(top_k_filter(logprobs, params.top_k), params.top_p)
-    draws = torch.tensor([uniform(seed, sample, step) for sample in samples], dtype=torch.float64)
-    return Drawn(_invert(allowed, draws.to(logits.device)), logprobs)
+    return Drawn(_invert(allowed, torch.tensor(draws, dtype=torch.float64, device=logits.device)), logprobs)
 
 
 def uniform(seed: int, sample: int, step: int) -> float:
@@ -56,10 +108,25 @@ def top_p_filter(logprobs: Tensor, top_p: float) -> Tensor:
 
 
 def _invert(logprobs: Tensor, draws: Tensor) -> Tensor:
-    """Inverse of the cumulative distribution: the first token where it exceeds the draw."""
-    probabilities = logprobs.double().exp()
-    cumulative = probabilities.cumsum(dim=1)
-    chosen = torch.searchsorted(cumulative, (draws * cumulative[:, -1])[:, None], right=True)[:, 0]
-    # Rounding may carry draw * total up to the total itself: then the last possible token is meant.
-    last = probabilities.shape[1] - 1 - probabilities.ne(0).flip(1).int().argmax(dim=1)
-    return torch.minimum(chosen, last)
+    """Inverse of the cumulative distribution: the first token where it exceeds the draw.
+
+    First the block of tokens is found in which that happens, then the token: only sums of blocks are taken
+    of the whole vocabulary.
+    """
+    rows, vocabulary = logprobs.shape
+    padded = F.pad(logprobs, (0, -vocabulary % _BLOCK), value=-torch.inf) if vocabulary % _BLOCK else logprobs
+    probabilities = padded.exp().view(rows, -1, _BLOCK)
+    sums = probabilities.sum(2).double()
+    ends = sums.cumsum(1)
+    aims = draws * ends[:, -1]
+    block = _first_above(ends, aims, sums)
+    inside = probabilities[torch.arange(rows, device=block.device), block].double()
+    before = ends.gather(1, block[:, None]) - sums.gather(1, block[:, None])
+    return block * _BLOCK + _first_above(before + inside.cumsum(1), aims, inside)
+
+
+def _first_above(ends: Tensor, aims: Tensor, weights: Tensor) -> Tensor:
+    """The first place whose end exceeds the aim; where rounding leaves none, the last of any weight."""
+    first = torch.searchsorted(ends, aims[:, None], right=True)[:, 0]
+    last = weights.shape[1] - 1 - weights.ne(0).flip(1).int().argmax(dim=1)
+    return torch.minimum(first, last)

@@ -25,10 +25,12 @@ from tinsmith.types.validation import check_adam, check_batch, check_lora, check
 
 from .adamw import AdamState
 from .base import LoadedBase, UnsupportedModel
+from .batch import Batch, BatchLimits
+from .general_sampling import sample
 from .interface import BaseModel
 from .lora import fresh_weights
 from .peft_files import SavedAdapter, check_fits, read_adapter, write_adapter
-from .sampler import Sampler, sample, tokens_to_cache
+from .sampler import Sampler, tokens_to_cache
 from .scheduler import ComputeThread, Work
 from .trainer import TrainingAdapter, TrainingCall, TrainLimits, train
 
@@ -42,9 +44,12 @@ class Limits:
     max_lora_rank: int = 256
     train_tokens: int = 1024  # of one training pass, padding included
     train_bytes: int = 2**30  # of activations kept for the backward pass; what exceeds it is computed twice
-    prefill_tokens: int = 1024  # of a prompt, read in one step
+    prefill_tokens: int = 1024  # of prompts, read in one step
+    prefill_tokens_beside: int = 256  # of prompts, read in one step that decodes other sequences as well
     sample_rows: int = 64  # samples of one request decoded together
     cache_tokens: int = 65536  # held by all key-value caches; requests beyond wait in line
+    prefix_tokens: int = 16384  # of prompts kept for later requests that begin alike
+    packed_bytes: int = 4 * 2**30  # of weights of a model laid out a second time, which quickens decoding
     threads: int | None = None  # of torch; None leaves torch's own choice
 
 
@@ -68,6 +73,7 @@ class LocalEngine:
         self._bases: dict[Path, LoadedBase] = {}
         self._adapters: dict[str, TrainingAdapter] = {}
         self._samplers: dict[str, Sampler] = {}
+        self._batches: dict[LoadedBase, Batch] = {}
         self._ready: list[TrainingCall] = []
         threads = self._limits.threads
         self._thread = ComputeThread(
@@ -183,7 +189,13 @@ class LocalEngine:
 
     async def close_sampler(self, sampler_id: str) -> None:
         """Forget a sampler; requests it is working on still finish."""
-        await self._thread.call(lambda: self._samplers.pop(sampler_id, None))
+
+        def close() -> None:
+            sampler = self._samplers.pop(sampler_id, None)
+            if sampler is not None and sampler.base in self._batches:
+                self._batches[sampler.base].forget(sampler)
+
+        await self._thread.call(close)
 
     async def sample(self, sampler_id: str, job: SampleJob) -> SampleResponse:
         """Sample. Cancelling the task stops decoding before the next step."""
@@ -192,14 +204,16 @@ class LocalEngine:
         check_sample_job(job, vocab_size=model.vocab_size, max_context_length=model.max_context_length)
         each = tokens_to_cache(sampler, job)
         rows = max(1, min(limits.sample_rows, limits.cache_tokens // each))
-        work = sample(sampler, job, tokens_at_once=limits.prefill_tokens, rows_at_once=rows)
-        return await self._thread.run(work, "sample", cost=each * min(rows, job.num_samples))
+        return await self._thread.run(
+            self._sample(sampler, job, rows), "sample", cost=each * min(rows, job.num_samples)
+        )
 
     async def close(self) -> None:
         """Stop after the current step; whoever still waits hears `EngineStopped`."""
         await asyncio.to_thread(self._finalizer)
         self._adapters.clear()
         self._samplers.clear()
+        self._batches.clear()
         self._bases.clear()
 
     # -- in the compute thread --------------------------------------------------------------------------
@@ -216,6 +230,21 @@ class LocalEngine:
         limits = TrainLimits(self._limits.train_tokens, self._limits.train_bytes)
         call = TrainingCall(adapter, batch, backward=backward, tokens_at_once=limits.tokens)
         return (yield from train(call, self._ready, limits))
+
+    def _sample(self, sampler: Sampler, job: SampleJob, rows: int) -> Work[SampleResponse]:
+        limits, base = self._limits, sampler.base
+        if base.decoder is None:
+            work = sample(sampler, job, tokens_at_once=limits.prefill_tokens, rows_at_once=rows)
+            return (yield from work)
+        if base not in self._batches:
+            of_batch = BatchLimits(
+                prompt_tokens=limits.prefill_tokens,
+                prompt_tokens_beside=min(limits.prefill_tokens, limits.prefill_tokens_beside),
+                prefix_tokens=limits.prefix_tokens,
+                packed_bytes=limits.packed_bytes,
+            )
+            self._batches[base] = Batch(base, base.decoder, of_batch)
+        return (yield from self._batches[base].sample(sampler, job, rows))
 
     def _sampler(self, sampler_id: str) -> Sampler:
         self._thread.check_running()

@@ -37,7 +37,7 @@ def padded_pass(
     *,
     backward: bool,
 ) -> Work[Gradients]:
-    """The gradients of some of the rows, after ``loss`` was told the log-probabilities [length, K] of each."""
+    """The gradients of some rows, after ``loss`` was told the log-probabilities [length, K] of each."""
     leaves = weights.leaves() if backward else weights
     inner = {  # what the decoder's gradient flows to; the unembedding has its own
         name: leaf

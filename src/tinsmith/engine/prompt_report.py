@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tinsmith.types import PromptAltTokens, SampleJob, TensorData, TopkLogprobs
+from tinsmith.types import (
+    PromptAltTokens,
+    SampledSequence,
+    SampleJob,
+    SampleResponse,
+    TensorData,
+    TopkLogprobs,
+)
 from tinsmith.types.sampling import TOPK_EMPTY_LOGPROB
 
 from .base import LoadedBase
 from .head import row_chunks
-from .lora import LoraWeights
 
 
 class PromptReport:
     """Log-probabilities of the prompt at temperature 1. Position i's hidden state tells of token i + 1."""
 
-    def __init__(self, base: LoadedBase, weights: LoraWeights | None, job: SampleJob, prompt: Tensor) -> None:
-        self._base, self._weights, self._job, self._prompt = base, weights, job, prompt
+    def __init__(self, base: LoadedBase, job: SampleJob, prompt: Tensor) -> None:
+        self._base, self._job, self._prompt = base, job, prompt
         length = len(prompt)
         self._k = max(job.topk_prompt_logprobs, job.prompt_alt_tokens_k)
         self._logprobs = np.full(length, np.nan, dtype=np.float32)
@@ -28,14 +36,25 @@ class PromptReport:
         targets = job.target_prompt_logprobs
         self._targets = None if targets is None else torch.from_numpy(targets.to_numpy(pad_value=-1).copy())
         self._target_rows: list[npt.NDArray[np.float32]] = []
-        self._first = self._first_position()
+        self.first = self._first_position()
 
-    def read(self, start: int, hidden: Tensor) -> None:
-        """Take in hidden states [n, size] of positions start .. start + n - 1."""
-        begin, end = max(start, self._first), min(start + len(hidden), len(self._prompt) - 1)
+    def read(self, start: int, hidden: Tensor, logits: Callable[[Tensor], Tensor]) -> None:
+        """Take in hidden states [n, size] of positions from ``start`` on; ``logits`` makes logits of some."""
+        begin, end = max(start, self.first), min(start + len(hidden), len(self._prompt) - 1)
         for at in row_chunks(self._base, end - begin):
             rows = hidden[begin - start :][at]
-            self._record(begin + at.start, torch.log_softmax(self._base.logits(rows, self._weights), dim=1))
+            self._record(begin + at.start, torch.log_softmax(logits(rows), dim=1))
+
+    def answer(self, sequences: list[SampledSequence], cache_hit: int = 0) -> SampleResponse:
+        """The whole answer to the request."""
+        return SampleResponse(
+            sequences=sequences,
+            prompt_logprobs_np=self.prompt_logprobs(),
+            topk_prompt_logprobs_np=self.topk(),
+            target_prompt_logprobs=self.target_logprobs(),
+            prompt_alt_tokens=self.alt_tokens(),
+            prompt_cache_hit_tokens=cache_hit,
+        )
 
     def prompt_logprobs(self) -> npt.NDArray[np.float32] | None:
         """NaN at the first position, and before the last n asked for."""

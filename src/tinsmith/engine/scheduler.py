@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 LaneName = Literal["control", "train", "sample"]
 T = TypeVar("T")
@@ -23,7 +23,15 @@ class Pause(Enum):
     KEEP_TURN = 2  # other lanes may go; of this lane nobody, for the work holds memory it wants to free first
 
 
-Work = Generator[Pause, None, T]
+class Shared(Protocol):
+    """What advances several pieces of work in one step. Work yields it to wait for the next step."""
+
+    def step(self) -> None:
+        """Advance everybody who waits for it."""
+        ...
+
+
+Work = Generator[Pause | Shared, None, T]
 
 
 class EngineStopped(RuntimeError):
@@ -35,6 +43,9 @@ class _Job:
     work: Work[Any]
     future: Future[Any]
     cost: int
+    paused: Pause | Shared | None = None  # what it yielded last
+    started: bool = False
+    over: bool = False
 
 
 @dataclass(eq=False)
@@ -51,8 +62,22 @@ class _Lane:
         self.line.append(job)
         self._let_in()
 
-    def remove_first(self) -> None:
-        self.taken -= self.turns.popleft().cost
+    def next_jobs(self) -> list[_Job]:
+        """The first; with it all who wait for the same shared step, and newcomers, who may join it."""
+        first = self.turns[0]
+        if not _waits_for_step(first):
+            return [first]
+        return [job for job in self.turns if job.paused is first.paused or not job.started]
+
+    def settle(self, jobs: list[_Job]) -> None:
+        """After a turn of these: who is over makes room, the others go behind unless they keep their turn."""
+        first = self.turns[0]
+        for job in jobs:
+            if job.over:
+                self.turns.remove(job)
+                self.taken -= job.cost
+        if not first.over and first.paused is not Pause.KEEP_TURN:
+            self.turns.rotate(-1)
         self._let_in()
 
     def clear(self) -> list[_Job]:
@@ -140,21 +165,21 @@ class ComputeThread:
         self._end(cause)
 
     def _turn(self) -> bool:
-        """One step of one job; False when the thread shall end."""
+        """One step of one job, or of several that share it; False when the thread shall end."""
         with self._wake:
             self._wake.wait_for(lambda: self._stopping or any(lane.turns for lane in self._lanes.values()))
             if self._stopping:
                 return False
             lane = self._choose()
-            job = lane.turns[0]  # stays there, so that it is told should the thread die
+            jobs = lane.next_jobs()  # they stay in the lane, so that they are told should the thread die
         started = time.monotonic()
-        pause = _advance(job)
+        if _waits_for_step(jobs[0]):
+            _advance_together(jobs)
+        else:
+            _advance(jobs[0])
         with self._wake:
             lane.seconds += time.monotonic() - started
-            if pause is None:
-                lane.remove_first()
-            elif pause is Pause.TURN_OVER:
-                lane.turns.rotate(-1)
+            lane.settle(jobs)
         return True
 
     def _choose(self) -> _Lane:
@@ -171,20 +196,47 @@ class ComputeThread:
                 job.future.set_exception(_stopped(cause))
 
 
-def _advance(job: _Job) -> Pause | None:
-    """One step; None when the job is over."""
-    if job.future.cancelled():
-        job.work.close()
-        return None
+def _waits_for_step(job: _Job) -> bool:
+    return job.paused is not None and not isinstance(job.paused, Pause)
+
+
+def _advance_together(jobs: list[_Job]) -> None:
+    """One shared step for all who wait for it. Who was cancelled leaves and who is new joins before it."""
+    shared = jobs[0].paused
+    assert shared is not None and not isinstance(shared, Pause)
+    for job in jobs:
+        if job.future.cancelled() or not job.started:
+            _advance(job)
+    waiting = [job for job in jobs if not job.over and job.paused is shared]
+    if not waiting:
+        return
     try:
-        return next(job.work)
+        shared.step()
+    except Exception as error:
+        for job in waiting:
+            _advance(job, error)
+    else:
+        for job in waiting:
+            _advance(job)
+
+
+def _advance(job: _Job, error: Exception | None = None) -> None:
+    """On to the next pause, or to the end; with an error, which the work may clean up after."""
+    job.started = True
+    try:
+        if job.future.cancelled():
+            job.work.close()
+            job.over = True
+        else:
+            job.paused = next(job.work) if error is None else job.work.throw(error)
     except StopIteration as done:
+        job.over = True
         if job.future.set_running_or_notify_cancel():
             job.future.set_result(done.value)
-    except Exception as error:
+    except Exception as failure:
+        job.over = True
         if job.future.set_running_or_notify_cancel():
-            job.future.set_exception(error)
-    return None
+            job.future.set_exception(failure)
 
 
 def _single_step(function: Callable[[], T]) -> Work[T]:

@@ -82,13 +82,14 @@ class _Row:
 
 
 class TrainingCall:
-    """One (validated) forward or forward_backward call, done portion by portion; its adapter changes at the end."""
+    """One (validated) call, done portion by portion. Its adapter changes at the very end."""
 
     def __init__(
         self, adapter: TrainingAdapter, batch: ForwardBackwardInput, *, backward: bool, tokens_at_once: int
     ) -> None:
         self.adapter, self.backward = adapter, backward
         self.tokens = [datum.model_input.to_array().astype(np.int64) for datum in batch.data]
+        self._lengths = [len(row) for row in self.tokens]
         self._rows = [_as_row(datum, batch.loss_fn, adapter.base.device) for datum in batch.data]
         self.targets = [_columns(row.targets) for row in self._rows]
         self._loss_fn, self._config = batch.loss_fn, loss_config(batch.loss_fn, batch.loss_fn_config)
@@ -117,8 +118,7 @@ class TrainingCall:
 
     def next_slots(self) -> int:
         """How many tokens the next portion computes."""
-        lengths = [len(row) for row in self.tokens]
-        return sum(group.slots(lengths) for group in self.portions[0])
+        return sum(group.slots(self._lengths) for group in self.portions[0])
 
     def add(self, gradients: Gradients) -> None:
         """Sum the gradients of the portions."""
