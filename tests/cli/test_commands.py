@@ -21,7 +21,8 @@ def tinsmith(*arguments: str, **environment: str) -> subprocess.CompletedProcess
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["serve"], ["demo"], ["models"], ["models", "list"], ["models", "pull"]]
+    "command",
+    [[], ["serve"], ["demo"], ["models"], ["models", "list"], ["models", "pull"], ["key", "create"]],
 )
 def test_every_command_has_help(command: list[str]) -> None:
     shown = tinsmith(*command, "--help")
@@ -37,6 +38,8 @@ def test_every_command_has_help(command: list[str]) -> None:
         (["serve", "--alias", "nonsense"], "nonsense"),
         (["serve", "--port", "70000"], "70000"),
         (["models", "pull", "no-such-model"], "no-such-model"),
+        (["key", "create", "--name", "two words"], "owner"),
+        (["key", "revoke", "7"], "7"),
         (["nonsense"], "nonsense"),
     ],
 )
@@ -53,6 +56,23 @@ def test_a_second_service_on_the_same_data_is_refused(tinsmith_service, tmp_path
     shown = tinsmith("serve", "--model", "tiny-llama", "--data-dir", str(tinsmith_service.data_dir))
     assert shown.returncode == 1
     assert "in use by another Tinsmith" in shown.stderr
+
+
+def test_a_key_is_printed_once_listed_without_itself_and_revoked(tmp_path: Path) -> None:
+    def key(*arguments: str) -> str:
+        done = tinsmith("key", *arguments, "--data-dir", str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    made = key("create", "--name", "laptop", "--owner", "alice").removesuffix("\n")
+    assert made.startswith("tml-")
+    assert len(made.splitlines()) == 1
+    assert "alice" in (listed := key("list"))
+    assert made not in listed
+    assert key("revoke", "1") == "key 1 is revoked\n"
+    assert tinsmith("key", "revoke", "1", "--data-dir", str(tmp_path)).returncode == 1
+    refused = tinsmith("serve", "--host", "0.0.0.0", "--model", "no-such-model", "--data-dir", str(tmp_path))
+    assert "no-such-model" in refused.stderr  # with a key made, the host alone is no reason to refuse
 
 
 def test_the_demo_ends_with_a_difference_and_a_checkpoint(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import site
 import subprocess
 import sys
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 
 from filelock import FileLock
@@ -17,19 +18,30 @@ EXTRA = ("distro", "sniffio", "h2", "hpack", "hyperframe", "pyqwest", "opentelem
 
 
 def interpreter(version: str) -> Path:
-    """A Python that has ``tinker`` of this version; made once and kept."""
-    folder = ROOT / ".cache" / "official" / version
+    """A Python that has ``tinker`` of this version."""
+    return make_environment(version, (f"tinker=={version}", *EXTRA))
+
+
+def make_environment(name: str, packages: Sequence[str], libraries: Sequence[str] = ()) -> Path:
+    """A Python with these packages alone, and these libraries with all they need; made once and kept."""
+    folder = ROOT / ".cache" / "official" / name
     python = folder / "bin" / "python"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not (folder / "ready").exists():
             venv.create(folder, with_pip=False, clear=True)
             _see_our_libraries(folder)
-            command = [sys.executable, "-m", "pip", f"--python={python}", "install", "--quiet", "--no-deps"]
-            command += ["--constraint", str(ROOT / "constraints.txt"), f"tinker=={version}", *EXTRA]
-            subprocess.run(command, check=True, env=os.environ | {"PIP_CONSTRAINT": ""})
+            _install(python, "--no-deps", *packages)
+            if libraries:
+                _install(python, *libraries)
             (folder / "ready").touch()
     return python
+
+
+def _install(python: Path, *what: str) -> None:
+    command = [sys.executable, "-m", "pip", f"--python={python}", "install", "--quiet"]
+    constraint = ["--constraint", str(ROOT / "constraints.txt")]
+    subprocess.run([*command, *constraint, *what], check=True, env=os.environ | {"PIP_CONSTRAINT": ""})
 
 
 def _see_our_libraries(folder: Path) -> None:

@@ -7,7 +7,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from conftest import TOKENS, Serve, batch
+from server_support import TOKENS, Serve, batch
 
 
 def test_a_key_is_needed_where_one_is_set(serve: Serve) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import random
 
 import pytest
-from conftest import TOKENS, Serve, batch
+from server_support import TOKENS, Serve, batch
 
 
 def test_training_lowers_the_loss_and_a_checkpoint_brings_it_back(serve: Serve) -> None:

@@ -19,6 +19,7 @@ from tinsmith.types.training import DimuonParams
 # The least each class takes.
 REQUIRED: dict[str, dict[str, Any]] = {
     "ClientConfigRequest": {},
+    "AuthTokenRequest": {},
     "CreateSessionRequest": {},
     "SessionHeartbeatRequest": {"session_id": "s"},
     "FinishReason": {"type": "success"},

@@ -8,6 +8,7 @@ import sys
 # Subcommand -> the module whose `command` it is.
 COMMANDS = {
     "demo": "tinsmith.cli.demo",
+    "key": "tinsmith.cli.key",
     "models": "tinsmith.cli.models",
     "serve": "tinsmith.cli.serve",
 }

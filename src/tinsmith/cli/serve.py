@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from tinsmith.engine.interface import BaseModel, Engine
+from tinsmith.service.keys import any_key
 from tinsmith.service.settings import Settings
 
 
@@ -39,7 +40,10 @@ def command(**given: Any) -> None:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     logging.getLogger("tinsmith").setLevel(logging.INFO)
     settings = Settings(**{name: value for name, value in given.items() if value not in (None, ())})
-    _refuse_open_door(settings)
+    try:
+        _refuse_open_door(settings)
+    except RuntimeError as error:  # of a data directory this version cannot read
+        raise click.ClickException(str(error)) from error
 
     # Brought in late, so that --help and mistakes answer at once.
     from tinsmith.engine.host import offer
@@ -56,8 +60,10 @@ def command(**given: Any) -> None:
     except (ModelUnavailable, ValueError, RuntimeError) as error:
         raise click.ClickException(str(error)) from error
     key = settings.api_key.get_secret_value() if settings.api_key else None
-    app = create_app(service, Authenticator.for_key(key), own_service=True)
-    listen(app, settings.host, settings.port, lambda url: click.echo(_welcome(url, list(base_models), key)))
+    auth = Authenticator(key, service.keys, service.tokens)
+    app = create_app(service, auth, own_service=True)
+    names = list(base_models)
+    listen(app, settings.host, settings.port, lambda url: click.echo(_welcome(url, names, auth.required)))
 
 
 def _engine(settings: Settings, base_models: dict[str, BaseModel]) -> Engine:
@@ -74,10 +80,12 @@ def _engine(settings: Settings, base_models: dict[str, BaseModel]) -> Engine:
 
 def _refuse_open_door(settings: Settings) -> None:
     """Nobody offers his machine to a network by accident."""
-    if not _is_loopback(settings.host) and settings.api_key is None:
-        raise click.ClickException(
-            f"--host {settings.host} lets other machines in, so an --api-key (or TINSMITH_API_KEY) is needed"
-        )
+    if _is_loopback(settings.host) or settings.api_key is not None or any_key(settings.data_dir):
+        return
+    raise click.ClickException(
+        f"--host {settings.host} lets other machines in, so a key is needed: make one with `tinsmith key "
+        "create`, or give --api-key (or TINSMITH_API_KEY)"
+    )
 
 
 def _is_loopback(host: str) -> bool:
@@ -87,8 +95,8 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _welcome(url: str, models: list[str], key: str | None) -> str:
-    shown = "<the key you chose>" if key else "tml-local"
+def _welcome(url: str, models: list[str], key_required: bool) -> str:
+    shown = "<your key>" if key_required else "tml-local"
     return (
         f"Tinsmith serves {', '.join(models)} at {url}\n"
         f"  export TINKER_BASE_URL={url}\n"

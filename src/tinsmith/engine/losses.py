@@ -8,7 +8,7 @@ ratio, whatever q says there (masked prompts carry q = 0).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ class LossTerms:
     ratio: Tensor | None = None
     active: Tensor | None = None
     clipped: Tensor | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)  # its own: ``name:sum`` or ``name:mean``
 
 
 LossFn = Callable[[Tensor, Inputs, Config], LossTerms]
@@ -126,6 +127,9 @@ def loss_metrics(terms: Sequence[LossTerms]) -> dict[str, float]:
     clipped = [term.clipped for term in terms if term.clipped is not None]
     if clipped:
         metrics["clipped_tokens:sum"] = float(sum(int(where.sum()) for where in clipped))
+    for key in sorted({key for term in terms for key in term.metrics}):
+        total = sum(term.metrics[key] for term in terms)
+        metrics[key] = total / len(terms) if key.endswith(":mean") else total
     return metrics
 
 

@@ -18,18 +18,19 @@ from tinsmith.types import (
     TensorData,
     UserError,
 )
-from tinsmith.types.losses import loss_spec
-from tinsmith.types.validation import loss_config
+from tinsmith.types.losses import batch_spec
+from tinsmith.types.validation import batch_config
 
 from .adamw import AdamState, adamw_step, gradient_norm
 from .base import LoadedBase
+from .custom_loss import loss_function
 from .fast.adapters import Gradients
 from .fast.layout import Group, micro_batches
 from .fast.model import Decoder
 from .fast.packed import RunRows, packed_pass
 from .interface import BaseModel
 from .lora import LoraWeights
-from .losses import LOSS_FNS, LossTerms, loss_metrics, output_type
+from .losses import LossFn, LossTerms, loss_metrics, output_type
 from .padded import padded_batches, padded_pass
 from .scheduler import Pause, Work
 
@@ -90,9 +91,9 @@ class TrainingCall:
         self.adapter, self.backward = adapter, backward
         self.tokens = [datum.model_input.to_array().astype(np.int64) for datum in batch.data]
         self._lengths = [len(row) for row in self.tokens]
-        self._rows = [_as_row(datum, batch.loss_fn, adapter.base.device) for datum in batch.data]
+        self._rows = [_as_row(datum, batch, adapter.base.device) for datum in batch.data]
         self.targets = [_columns(row.targets) for row in self._rows]
-        self._loss_fn, self._config = batch.loss_fn, loss_config(batch.loss_fn, batch.loss_fn_config)
+        self._loss_fn, self._formula, self._config = batch.loss_fn, loss_function(batch), batch_config(batch)
         self._outputs: dict[int, LossFnOutput] = {}
         self._terms: dict[int, LossTerms] = {}
         self._total: Gradients = {}
@@ -109,7 +110,7 @@ class TrainingCall:
         mine = self._rows[row]
         shaped = logprobs.reshape(mine.targets.shape)
         try:
-            term, gradient = _loss(self._loss_fn, mine.inputs, shaped, self._config, row)
+            term, gradient = _loss(self._formula, mine.inputs, shaped, self._config, f"data[{row}]")
         except UserError as error:
             self._error = self._error or error
             return torch.zeros_like(logprobs)
@@ -202,33 +203,34 @@ def _train_padded(call: TrainingCall, limits: TrainLimits) -> Work[ForwardBackwa
 
 
 def _loss(
-    loss_fn: str, inputs: dict[str, Tensor], logprobs: Tensor, config: dict[str, float], row: int
+    formula: LossFn, inputs: dict[str, Tensor], logprobs: Tensor, config: dict[str, float], where: str
 ) -> tuple[LossTerms, Tensor]:
     """The loss of one datum and its gradient by the log-probabilities."""
     with torch.enable_grad():
         leaf = logprobs.detach().requires_grad_()
-        term = LOSS_FNS[loss_fn](leaf, inputs, config)
+        term = formula(leaf, inputs, config)
         (gradient,) = torch.autograd.grad(term.elementwise.sum(), leaf)
     if not (torch.isfinite(term.elementwise).all() and torch.isfinite(gradient).all()):
-        raise UserError(
-            f"the {loss_fn} loss is not finite; check the magnitudes in loss_fn_inputs",
-            field=f"data[{row}]",
-        )
-    detached = (t.detach() if t is not None else None for t in (term.ratio, term.active, term.clipped))
-    return LossTerms(term.elementwise.detach(), *detached), gradient
+        raise UserError("the loss is not finite; check the magnitudes in loss_fn_inputs", field=where)
+    ratio, active, clipped = (
+        t.detach() if t is not None else None for t in (term.ratio, term.active, term.clipped)
+    )
+    return LossTerms(term.elementwise.detach(), ratio, active, clipped, term.metrics), gradient
 
 
 def _output(logprobs: Tensor, term: LossTerms) -> LossFnOutput:
-    return {
-        "logprobs": TensorData.from_torch(logprobs),
-        "elementwise_loss": TensorData.from_torch(term.elementwise),
-    }
+    output = {"logprobs": TensorData.from_torch(logprobs)}
+    if term.elementwise.shape == logprobs.shape:  # a custom loss gives one number a datum
+        output["elementwise_loss"] = TensorData.from_torch(term.elementwise)
+    return output
 
 
-def _as_row(datum: Datum, loss_fn: str, device: torch.device) -> _Row:
-    spec = loss_spec(loss_fn)
+def _as_row(datum: Datum, batch: ForwardBackwardInput, device: torch.device) -> _Row:
+    spec = batch_spec(batch)
     used = [key for key in spec.required + spec.optional if key in datum.loss_fn_inputs]
     tensors = {key: datum.loss_fn_inputs[key].to_torch().to(device) for key in used}
+    if batch.custom_loss is not None:  # which may read the targets too, and numbers that are whole
+        return _Row(tensors["target_tokens"], tensors)
     targets = tensors.pop("target_tokens")
     return _Row(targets, {key: tensor.float() for key, tensor in tensors.items()})
 

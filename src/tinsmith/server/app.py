@@ -14,11 +14,14 @@ from starlette.routing import Route as StarletteRoute
 
 from tinsmith.service import Service
 from tinsmith.service.samplers import TooManySamples
-from tinsmith.types import Gone, NotFound, Unavailable, UserError
+from tinsmith.types import Forbidden, Gone, NotFound, Unavailable, UserError
+from tinsmith.types.queries import Query
 from tinsmith.wire import json
 
-from .auth import Authenticator, Unauthorized
+from .auth import NOBODY, Authenticator, RejectedToken, Unauthorized
 from .call import Call, Malformed, TooLarge, read_body, reply
+from .metrics import Metrics
+from .openapi import DOCUMENT_PATHS, document
 from .routes import API, ROUTES, Route
 from .training import consume
 
@@ -27,6 +30,7 @@ log = logging.getLogger(__name__)
 # The first class that fits decides. A permanent refusal is never 409, which clients take as "try again".
 STATUS: list[tuple[type[Exception], int]] = [
     (Unauthorized, 401),
+    (Forbidden, 403),
     (NotFound, 404),
     (Gone, 410),
     (TooLarge, 413),
@@ -36,6 +40,7 @@ STATUS: list[tuple[type[Exception], int]] = [
     (Unavailable, 503),
 ]
 _TRY_AGAIN_LATER = {429: "1", 503: "5"}
+_NEW_TOKEN = 'Bearer error="invalid_token"'  # clients that came with a token then make a new one
 
 
 def create_app(service: Service, auth: Authenticator, *, own_service: bool = False) -> Starlette:
@@ -49,10 +54,17 @@ def create_app(service: Service, auth: Authenticator, *, own_service: bool = Fal
         finally:
             await service.stop()
 
+    metrics = Metrics(service)
     routes = [
-        StarletteRoute(f"{API}/{route.path}", _endpoint(service, auth, route), methods=[route.method])
+        StarletteRoute(
+            f"{API}/{route.path}", _endpoint(service, auth, route, metrics), methods=[route.method]
+        )
         for route in ROUTES
     ]
+    extra = Route("GET", "metrics", metrics.handler)
+    routes.append(StarletteRoute("/metrics", _endpoint(service, auth, extra, metrics)))
+    described = reply(document())
+    routes += [StarletteRoute(path, _constant(described)) for path in DOCUMENT_PATHS]
     return Starlette(
         routes=routes,
         lifespan=lifespan if own_service else None,
@@ -61,20 +73,42 @@ def create_app(service: Service, auth: Authenticator, *, own_service: bool = Fal
 
 
 def _endpoint(
-    service: Service, auth: Authenticator, route: Route
+    service: Service, auth: Authenticator, route: Route, metrics: Metrics
 ) -> Callable[[Request], Awaitable[Response]]:
-    async def endpoint(http: Request) -> Response:
+    async def answer(http: Request) -> Response:
         try:
-            owner = "nobody" if route.open else auth.owner(http.headers.get("x-api-key"))
+            caller = NOBODY if route.open else auth.caller(http.headers)
             service.check_open()
-            call = Call(service, owner, http)
+            call = Call(service, caller, http, key_required=auth.required)
+            if route.query is not None:
+                call.query = _parse_query(http, route.query)
             if route.takes is not None:
                 call.body = await _parse(call, route)
             return await route.handler(call)
         except Exception as error:
             return _error(error, route)
 
+    async def endpoint(http: Request) -> Response:
+        response = await answer(http)
+        metrics.count(route, response.status_code)
+        return response
+
     return endpoint
+
+
+def _constant(response: Response) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(_http: Request) -> Response:
+        return response
+
+    return endpoint
+
+
+def _parse_query(http: Request, query: type[Query]) -> Query:
+    given = http.query_params.multi_items()
+    for name, _ in given:
+        if sum(other == name for other, _ in given) > 1:
+            raise UserError("given more than once", field=name)
+    return json.parse_model(query, dict(given))
 
 
 async def _parse(call: Call, route: Route) -> object:
@@ -93,6 +127,8 @@ def _error(error: Exception, route: Route) -> Response:
             response = reply({"detail": str(error)}, status)
             if status in _TRY_AGAIN_LATER:
                 response.headers["Retry-After"] = _TRY_AGAIN_LATER[status]
+            if isinstance(error, RejectedToken):
+                response.headers["WWW-Authenticate"] = _NEW_TOKEN
             return response
     log.error("%s %s failed", route.method, route.path, exc_info=error)
     return reply({"detail": f"internal error: {type(error).__name__}"}, 500)
@@ -100,4 +136,6 @@ def _error(error: Exception, route: Route) -> Response:
 
 async def _http_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return reply({"detail": error.detail}, error.status_code)
+    response = reply({"detail": error.detail}, error.status_code)
+    response.headers.update(error.headers or {})
+    return response

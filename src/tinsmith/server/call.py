@@ -9,8 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tinsmith.service import Service
-from tinsmith.types import UserError
 from tinsmith.wire import compression, json, protobuf
+
+from .auth import Caller
 
 
 class Malformed(Exception):
@@ -23,30 +24,29 @@ class TooLarge(Exception):
 
 @dataclass(slots=True)
 class Call:
-    """The service, who asks, and what was asked (``body`` is already the endpoint's request type)."""
+    """The service, who asks, and what was asked; ``body`` and ``query`` already have the endpoint's types."""
 
     service: Service
-    owner: str
+    caller: Caller
     http: Request
     body: Any = None
+    query: Any = None
+    key_required: bool = True
+
+    @property
+    def owner(self) -> str:
+        """Whose call it is."""
+        return self.caller.owner
 
     @property
     def path(self) -> dict[str, str]:
         """Parameters of the path."""
         return self.http.path_params
 
-    def integer(self, name: str, default: int, least: int, most: int) -> int:
-        """A whole number of the query."""
-        text = self.http.query_params.get(name)
-        if text is None:
-            return default
-        try:
-            value = int(text)
-        except ValueError:
-            raise UserError(f"{text!r} is not a whole number", field=name) from None
-        if not least <= value <= most:
-            raise UserError(f"{value} is not between {least} and {most}", field=name)
-        return value
+    def url(self, path: str) -> str:
+        """The whole address of one of our paths, as this client reaches us."""
+        base = self.service.settings.public_url or str(self.http.base_url)
+        return f"{base.rstrip('/')}{path}"
 
     @property
     def accepts_protobuf(self) -> bool:

@@ -6,6 +6,8 @@ from starlette.responses import Response
 
 from tinsmith.service.futures import Outcome
 from tinsmith.service.kinds import BULK_TO_JSON, KINDS
+from tinsmith.types.polling import JoinSamplingSessionResponse, RetrieveFuturesRequest
+from tinsmith.types.replies import CreateSamplingSessionResponse, Empty, FutureResponse, PendingReply
 from tinsmith.types.requests import RetrieveFutureRequest
 from tinsmith.wire import json, protobuf
 
@@ -18,7 +20,7 @@ async def create_sampling_session(call: Call) -> Response:
     """A sampler of a base model or of saved weights."""
     session = call.service.sessions.active(call.owner, call.body.session_id)
     sampler_id = await call.service.samplers.create(session, call.body)
-    return reply({"sampling_session_id": sampler_id, "type": "create_sampling_session"})
+    return reply(CreateSamplingSessionResponse(sampling_session_id=sampler_id))
 
 
 async def get_sampler(call: Call) -> Response:
@@ -29,13 +31,13 @@ async def get_sampler(call: Call) -> Response:
 async def asample(call: Call) -> Response:
     """Accept a sample."""
     request_id, sequence_ids = await call.service.samplers.submit(call.owner, call.body)
-    return reply({"request_id": request_id, "sample_sequence_ids": sequence_ids})
+    return reply(FutureResponse(request_id=request_id, sample_sequence_ids=sequence_ids))
 
 
 async def cancel_future(call: Call) -> Response:
     """Nobody waits for this sample any more."""
     call.service.samplers.cancel(call.owner, call.body.request_id)
-    return reply({})
+    return reply(Empty())
 
 
 async def retrieve_future(call: Call) -> Response:
@@ -43,12 +45,18 @@ async def retrieve_future(call: Call) -> Response:
     request: RetrieveFutureRequest = call.body
     outcome = await call.service.futures.wait(request.request_id, call.owner, call.service.settings.poll_hold)
     if outcome is None:
-        return reply({"request_id": request.request_id, "queue_state": "active"}, 408)
+        return _pending(call, request.request_id)
     if outcome.error is not None:
         return reply({"error": outcome.error, "category": outcome.category})
     if not KINDS[outcome.kind].bulk_result:
         return Response(outcome.body, media_type=json.CONTENT_TYPE)
     return _bulk(call, outcome, request.allow_metadata_only)
+
+
+def _pending(call: Call, request_id: str) -> Response:
+    where = call.service.queue_state(request_id)
+    pending = PendingReply(request_id=request_id, queue_state=where.state, queue_state_reason=where.reason)
+    return reply(pending, 408)
 
 
 def _bulk(call: Call, outcome: Outcome, allow_metadata_only: bool) -> Response:
@@ -58,3 +66,20 @@ def _bulk(call: Call, outcome: Outcome, allow_metadata_only: bool) -> Response:
         return Response(outcome.body, media_type=protobuf.CONTENT_TYPE)
     result = KINDS[outcome.kind].result.decode(outcome.body)
     return reply(BULK_TO_JSON[outcome.kind](result))
+
+
+async def retrieve_futures(call: Call) -> Response:
+    """Which samples of a sampler have finished; held for until one has."""
+    request: RetrieveFuturesRequest = call.body
+    await call.service.samplers.get(call.owner, request.target.sampling_session_id)
+    hold = call.service.settings.poll_hold
+    if request.timeout is not None:
+        hold = min(request.timeout, hold)
+    return reply(await call.service.completions.poll(call.owner, request, hold))
+
+
+async def join_sampling_session(call: Call) -> Response:
+    """A range of seq ids for one more client of a sampler."""
+    sampler = await call.service.samplers.get(call.owner, call.body.sampling_session_id)
+    client = await call.service.sampler_clients.join(sampler.sampler_id)
+    return reply(JoinSamplingSessionResponse(client_counter=client))

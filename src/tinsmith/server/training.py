@@ -6,15 +6,18 @@ from typing import Any
 
 from starlette.responses import Response
 
-from tinsmith.types import LoadWeightsRequest, UserError
+from tinsmith.service.access import accept_load
+from tinsmith.types import Forbidden, LoadWeightsRequest, UserError
+from tinsmith.types.replies import FutureResponse
 from tinsmith.wire import json, protobuf
 from tinsmith.wire.protobuf import ForwardBackwardCall
 
 from .call import Call, Malformed, read_body, reply
+from .transfers import weights_reader
 
 
 def _future(request_id: str, model_id: str) -> Response:
-    return reply({"request_id": request_id, "model_id": model_id})
+    return reply(FutureResponse(request_id=request_id, model_id=model_id))
 
 
 async def create_model(call: Call) -> Response:
@@ -22,6 +25,12 @@ async def create_model(call: Call) -> Response:
     session = call.service.sessions.active(call.owner, call.body.session_id)
     request_id = await call.service.runs.create(session, call.body)
     return _future(request_id, request_id.rpartition(":")[0])
+
+
+async def create_custom_loss(call: Call) -> Response:
+    """A loss that batches of the session can name."""
+    session = call.service.sessions.active(call.owner, call.body.session_id)
+    return reply(FutureResponse(request_id=await call.service.custom_losses.create(session, call.body)))
 
 
 async def get_info(call: Call) -> Response:
@@ -90,13 +99,23 @@ async def save_weights(call: Call) -> Response:
 async def load_weights(call: Call) -> Response:
     """Load a checkpoint into a run, or make a run from it."""
     request: LoadWeightsRequest = call.body
+    try:
+        call.body = accept_load(request, weights_reader(call))
+    except Forbidden:
+        consume(call, request.model_id, request.seq_id)
+        raise
     if request.session_id is None:
         return await _submit(call, "load_weights")
     session = call.service.sessions.active(call.owner, request.session_id)
-    request_id = await call.service.runs.create_from_checkpoint(session, request)
+    request_id = await call.service.runs.create_from_checkpoint(session, call.body)
     return _future(request_id, request_id.rpartition(":")[0])
 
 
 async def save_weights_for_sampler(call: Call) -> Response:
     """Take a snapshot to sample from."""
     return await _submit(call, "save_weights_for_sampler")
+
+
+async def save_weights_external(call: Call) -> Response:
+    """Save weights to be fetched file by file."""
+    return await _submit(call, "save_weights_external")

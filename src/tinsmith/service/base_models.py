@@ -32,6 +32,15 @@ class BaseModels:
         self._engine = engine
         self._finder = finder
         self._finding = asyncio.Lock()
+        self._loaded: set[str] = set()
+
+    def is_loaded(self, name: str) -> bool:
+        """Whether the engine has used this model before, so that its weights are in memory."""
+        return name in self._loaded
+
+    def mark_loaded(self, name: str) -> None:
+        """The engine has used this model."""
+        self._loaded.add(name)
 
     async def get(self, name: str) -> BaseModel:
         """A base model by its public name, or an error that lists the names there are."""

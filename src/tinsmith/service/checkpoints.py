@@ -21,6 +21,8 @@ from tinsmith.types import (
     WeightsInfoResponse,
 )
 
+from . import audit, usage
+
 _table = schema.checkpoints
 
 
@@ -31,12 +33,26 @@ class Checkpoints:
         self._database = database
         self._blobs = blobs
 
-    async def find(self, reader: str, tinker_path: str) -> Row[Any]:
-        """A checkpoint this reader may use: an own one, or a public one."""
+    async def find(self, reader: str, tinker_path: str, *, purpose: str | None = None) -> Row[Any]:
+        """A checkpoint this reader may use: an own one, or a public one.
+
+        With a ``purpose`` its weights are about to be read, which the audit log tells.
+        """
         parsed = _parse(tinker_path)
         row = await self._row(parsed.tinker_path)
         if row is None or not (row.owner == reader or row.public):
             raise NotFound(f"no checkpoint {tinker_path!r}", field="path")
+        if purpose is not None:
+            await self._database.write(
+                lambda connection: _record(connection, row, "checkpoint_read", actor=reader, purpose=purpose)
+            )
+        return row
+
+    async def any(self, tinker_path: str) -> Row[Any]:
+        """A checkpoint for whoever has a signed address of it."""
+        row = await self._row(_parse(tinker_path).tinker_path)
+        if row is None:
+            raise NotFound(f"no checkpoint {tinker_path!r}; it was deleted or has expired", field="path")
         return row
 
     async def _row(self, tinker_path: str) -> Row[Any] | None:
@@ -52,15 +68,23 @@ class Checkpoints:
             )
 
     async def add(self, staged: Path, row: dict[str, Any]) -> None:
-        """Move the files into place, then enter them in the catalogue."""
+        """Move the files into place, then enter them in the catalogue; what they replace goes."""
         row["size_bytes"] = self._blobs.publish(staged, row["blob"])
         row["created_at"] = time.time()
 
-        def change(connection: Connection) -> None:
-            connection.execute(_table.delete().where(_table.c.tinker_path == row["tinker_path"]))
+        def change(connection: Connection) -> str | None:
+            same_path = _table.c.tinker_path == row["tinker_path"]
+            replaced: str | None = connection.scalar(sa.select(_table.c.blob).where(same_path))
+            connection.execute(_table.delete().where(same_path))
             connection.execute(_table.insert(), row)
+            if replaced is not None:
+                usage.storage_ends(connection, row["tinker_path"])
+            usage.storage_begins(connection, row)
+            _record(connection, row, "checkpoint_created", size_bytes=row["size_bytes"])
+            return replaced if replaced is not None and _unused(connection, replaced) else None
 
-        await self._database.write(change)
+        if (unused := await self._database.write(change)) is not None:
+            self._blobs.delete(unused)
 
     def folder(self, row: Row[Any]) -> Path:
         """Where a checkpoint's files lie."""
@@ -94,23 +118,61 @@ class Checkpoints:
     async def change(self, owner: str, run_id: str, checkpoint_id: str, **values: Any) -> None:
         """Set columns of an own checkpoint."""
         row = await self.own(owner, run_id, checkpoint_id)
-        change = _table.update().where(_table.c.tinker_path == row.tinker_path).values(**values)
-        await self._database.write(lambda connection: connection.execute(change))
+
+        def change(connection: Connection) -> None:
+            connection.execute(
+                _table.update().where(_table.c.tinker_path == row.tinker_path).values(**values)
+            )
+            for name, value in values.items():
+                _record(connection, row, _CHANGES[name, bool(value)], **{name: value})
+
+        await self._database.write(change)
 
     async def delete(self, owner: str, run_id: str, checkpoint_id: str) -> None:
         """Remove an own checkpoint: first from the catalogue, then its files."""
-        await self._remove(await self.own(owner, run_id, checkpoint_id))
+        await self._remove(await self.own(owner, run_id, checkpoint_id), "checkpoint_deleted", owner)
 
     async def expire(self) -> None:
         """Remove those whose time has come."""
         query = sa.select(_table).where(_table.c.expires_at <= time.time())
         for row in await self._rows(query):
-            await self._remove(row)
+            await self._remove(row, "checkpoint_expired", audit.THE_SERVICE)
 
-    async def _remove(self, row: Row[Any]) -> None:
-        change = _table.delete().where(_table.c.tinker_path == row.tinker_path)
-        await self._database.write(lambda connection: connection.execute(change))
-        self._blobs.delete(row.blob)
+    async def _remove(self, row: Row[Any], event: str, actor: str) -> None:
+        def change(connection: Connection) -> bool:
+            connection.execute(_table.delete().where(_table.c.tinker_path == row.tinker_path))
+            usage.storage_ends(connection, row.tinker_path)
+            _record(connection, row, event, actor=actor)
+            return _unused(connection, row.blob)
+
+        if await self._database.write(change):
+            self._blobs.delete(row.blob)
+
+
+# A column of the catalogue and whether it is set or cleared -> the event that is.
+_CHANGES = {
+    ("public", True): "checkpoint_published",
+    ("public", False): "checkpoint_unpublished",
+    ("expires_at", True): "checkpoint_ttl_set",
+    ("expires_at", False): "checkpoint_ttl_set",
+}
+
+
+def _record(connection: Connection, row: Row[Any] | dict[str, Any], event: str, **details: Any) -> None:
+    fields = row if isinstance(row, dict) else row._mapping
+    audit.record(
+        connection,
+        fields["owner"],
+        event,
+        tinker_path=fields["tinker_path"],
+        training_run_id=fields["run_id"],
+        **details,
+    )
+
+
+def _unused(connection: Connection, blob: str) -> bool:
+    """Whether no checkpoint has these files: a copy shares its source's."""
+    return connection.scalar(sa.select(_table.c.blob).where(_table.c.blob == blob).limit(1)) is None
 
 
 def weights_info(row: Row[Any]) -> WeightsInfoResponse:

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinsmith.engine.interface import Engine
 from tinsmith.store import Blobs
 from tinsmith.types import (
     CreateModelRequest,
-    LoadWeightsRequest,
     LoraConfig,
     OptimStepRequest,
     SaveWeightsForSamplerRequest,
-    SaveWeightsRequest,
     UserError,
 )
-from tinsmith.types.checkpoint import check_checkpoint_name
 
 from . import ids
 from .base_models import BaseModels
-from .checkpoints import Checkpoints, expiry
+from .checkpoints import Checkpoints
+from .custom_losses import CustomLosses
 from .journal import Operation
+from .kinds import AcceptedLoad
+from .saving import Saver
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -39,6 +38,7 @@ class Executor:
         base_models: BaseModels,
         checkpoints: Checkpoints,
         samplers: Samplers,
+        custom_losses: CustomLosses,
         blobs: Blobs,
         settings: Settings,
     ) -> None:
@@ -46,7 +46,8 @@ class Executor:
         self._base_models = base_models
         self._checkpoints = checkpoints
         self._samplers = samplers
-        self._blobs = blobs
+        self._custom_losses = custom_losses
+        self._saver = Saver(engine, checkpoints, blobs)
         self._settings = settings
         self._methods: dict[str, Callable[[Run, Operation], Awaitable[Any]]] = {
             "create_model": self._create_model,
@@ -55,6 +56,7 @@ class Executor:
             "optim_step": self._optim_step,
             "save_weights": self._save_weights,
             "load_weights": self._load_weights,
+            "save_weights_external": self._save_weights_external,
             "save_weights_for_sampler": self._save_weights_for_sampler,
             "unload_model": self._unload_model,
         }
@@ -65,20 +67,23 @@ class Executor:
 
     async def _create_model(self, run: Run, operation: Operation) -> Any:
         request: CreateModelRequest = operation.payload
-        family = (request.optimizer_config or {"type": "adamw"}).get("type")
-        if family != "adamw":
-            raise UserError(f"{family!r} is not available; use adamw", field="optimizer_config.type")
+        _check_optimizer(request.optimizer_config)
         if not 1 <= run.lora.rank <= self._settings.max_rank:
             raise UserError(
                 f"{run.lora.rank} is not between 1 and {self._settings.max_rank}", field="lora_config.rank"
             )
         await self._base_models.get(run.base_model)
-        await self._engine.create_adapter(run.run_id, run.base_model, run.lora)
+        await self._create_adapter(run)
         return {"model_id": run.run_id, "type": "create_model"}
+
+    async def _create_adapter(self, run: Run) -> None:
+        await self._engine.create_adapter(run.run_id, run.base_model, run.lora)
+        self._base_models.mark_loaded(run.base_model)
 
     async def _forward_backward(self, run: Run, operation: Operation) -> Any:
         backward = operation.kind == "forward_backward"
-        return await self._engine.forward_backward(run.run_id, operation.payload.batch, backward)
+        batch = await self._custom_losses.beside(run.session_id, operation.payload.batch)
+        return await self._engine.forward_backward(run.run_id, batch, backward)
 
     async def _optim_step(self, run: Run, operation: Operation) -> Any:
         request: OptimStepRequest = operation.payload
@@ -91,57 +96,24 @@ class Executor:
         return {"metrics": metrics}
 
     async def _save_weights(self, run: Run, operation: Operation) -> Any:
-        request: SaveWeightsRequest = operation.payload
-        path = await self._save(run, operation, "weights", request.path, optimizer=True)
-        return {"path": path, "type": "save_weights"}
+        row = await self._saver.save(run, operation, "weights", operation.payload.path)
+        return {"path": row["tinker_path"], "type": "save_weights"}
 
-    async def _save(self, run: Run, operation: Operation, kind: str, name: str, *, optimizer: bool) -> str:
-        request: SaveWeightsRequest | SaveWeightsForSamplerRequest = operation.payload
-        try:
-            check_checkpoint_name(name)
-        except ValueError as error:
-            raise UserError(str(error)) from error
-        checkpoint_id = f"{kind}/{name}"
-        path = f"tinker://{run.run_id}/{checkpoint_id}"
-        await self._checkpoints.check_free(path, operation.request_id, getattr(request, "overwrite", False))
-        row = {
-            "tinker_path": path,
-            "run_id": run.run_id,
-            "owner": run.owner,
-            "checkpoint_type": "training" if kind == "weights" else "sampler",
-            "checkpoint_id": checkpoint_id,
-            "base_model": run.base_model,
-            "lora": run.lora.model_dump(),
-            "has_optimizer": optimizer,
-            "blob": f"checkpoints/{run.run_id}/{checkpoint_id}",
-            "expires_at": expiry(request.ttl_seconds),
-            "public": False,
-            "user_metadata": request.user_metadata,
-            "request_id": operation.request_id,
-        }
-        staged = await self._write_adapter(run, optimizer)
-        await self._checkpoints.add(staged, row)
-        return path
-
-    async def _write_adapter(self, run: Run, optimizer: bool) -> Path:
-        staged = self._blobs.stage()
-        try:
-            await self._engine.save_adapter(run.run_id, staged, optimizer)
-        except BaseException:
-            self._blobs.discard(staged)
-            raise
-        return staged
+    async def _save_weights_external(self, run: Run, operation: Operation) -> Any:
+        row = await self._saver.save(run, operation, "external_weights", operation.payload.path)
+        return {"path": row["tinker_path"], "size_bytes": row["size_bytes"], "type": "save_weights_external"}
 
     async def _load_weights(self, run: Run, operation: Operation) -> Any:
-        request: LoadWeightsRequest = operation.payload
-        row = await self._checkpoints.find(run.owner, request.path)
+        request: AcceptedLoad = operation.payload
+        _check_optimizer(request.optimizer_config)
+        row = await self._checkpoints.find(request.reader or run.owner, request.path, purpose="load_weights")
         if row.base_model != run.base_model:
             raise UserError(
                 f"{request.path!r} is of {row.base_model!r}, this run is of {run.base_model!r}", field="path"
             )
         if operation.seq_id == 0:  # the run is made by this very load
             await self._base_models.get(run.base_model)
-            await self._engine.create_adapter(run.run_id, run.base_model, run.lora)
+            await self._create_adapter(run)
         elif LoraConfig(**row.lora).model_copy(update={"seed": run.lora.seed}) != run.lora:
             raise UserError(
                 f"{request.path!r} was saved with {_describe(LoraConfig(**row.lora))}, "
@@ -161,11 +133,11 @@ class Executor:
     async def _save_weights_for_sampler(self, run: Run, operation: Operation) -> Any:
         request: SaveWeightsForSamplerRequest = operation.payload
         if request.path is not None:
-            path = await self._save(run, operation, "sampler_weights", request.path, optimizer=False)
-            return {"path": path, "type": "save_weights_for_sampler"}
+            row = await self._saver.save(run, operation, "sampler_weights", request.path)
+            return {"path": row["tinker_path"], "type": "save_weights_for_sampler"}
         assert request.sampling_session_seq_id is not None
         sampler_id = ids.sampler_id(run.session_id, request.sampling_session_seq_id)
-        staged = await self._write_adapter(run, optimizer=False)
+        staged = await self._saver.write(run, optimizer=False)
         await self._samplers.add_snapshot(run, sampler_id, staged)
         return {"path": None, "sampling_session_id": sampler_id, "type": "save_weights_for_sampler"}
 
@@ -173,6 +145,12 @@ class Executor:
         await self._engine.drop_adapter(run.run_id)
         run.closing = True
         return {"model_id": run.run_id, "type": "unload_model"}
+
+
+def _check_optimizer(config: dict[str, Any] | None) -> None:
+    family = (config or {"type": "adamw"}).get("type")
+    if family != "adamw":
+        raise UserError(f"{family!r} is not available; use adamw", field="optimizer_config.type")
 
 
 def _describe(lora: LoraConfig) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict
-from collections.abc import Coroutine
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import sqlalchemy as sa
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Table
 
 from tinsmith.store import Database, schema
 from tinsmith.types import Gone, NotFound
@@ -48,6 +48,11 @@ class Ticket:
     accepted: asyncio.Future[None]  # done once the operation is durable
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     answered: bool = False  # a replay: the answer is in the journal already
+    started_at: float | None = None
+
+    def start(self) -> None:
+        """It is being carried out from now on."""
+        self.started_at = time.time()
 
 
 class Futures:
@@ -60,6 +65,8 @@ class Futures:
         self._recent: OrderedDict[str, tuple[str, Outcome]] = OrderedDict()  # a cache of what is in it
         self._recent_bytes = 0
         self._background: set[asyncio.Task[None]] = set()
+        self.listeners: list[Callable[[Ticket, Outcome], None]] = []  # hear of every answer
+        self.outcomes: Counter[tuple[str, str]] = Counter()  # kind and how it ended -> how often
 
     @property
     def pending(self) -> int:
@@ -115,6 +122,9 @@ class Futures:
         self._open.pop(ticket.request_id, None)
         self._unwritten[ticket.request_id] = (ticket.owner, outcome)
         ticket.finished.set()
+        self.outcomes[ticket.kind, outcome.category or "ok"] += 1
+        for listener in self.listeners:
+            listener(ticket, outcome)
         self._in_background(self._journal(ticket, outcome))
 
     async def wait(self, request_id: str, owner: str, hold: float) -> Outcome | None:
@@ -144,9 +154,7 @@ class Futures:
         def change(connection: Connection) -> list[str]:
             ids = list(connection.scalars(old))
             connection.execute(
-                results.update()
-                .where(results.c.request_id.in_(ids))
-                .values(body=None, error=None, category=None)
+                results.update().where(results.c.request_id.in_(ids)).values(body=None, error=None)
             )
             connection.execute(
                 operations.update()
@@ -155,9 +163,34 @@ class Futures:
             )
             return ids
 
-        for request_id in await self._database.write(change):
+        self._forget(await self._database.write(change))
+
+    async def acknowledge(self, request_ids: Sequence[str], owner: str) -> None:
+        """Their client has the answers of these samples: free what they take."""
+        emptied: list[tuple[Table, dict[str, Any]]] = [
+            (schema.results, {"body": None, "error": None}),
+            (schema.operations, {"payload": b""}),
+        ]
+
+        def change(connection: Connection) -> None:
+            for table, values in emptied:
+                theirs = sa.and_(table.c.request_id.in_(request_ids), table.c.owner == owner)
+                connection.execute(table.update().where(theirs).values(**values))
+
+        if any(request_id in self._unwritten for request_id in request_ids):
+            await self.settle()  # or the journal would get them afterwards, and keep them
+        await self._database.write(change)
+        self._forget(request_ids)
+
+    def _forget(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
             if kept := self._recent.pop(request_id, None):
                 self._recent_bytes -= kept[1].size
+
+    def unwritten_of(self, stream_id: str) -> list[tuple[str, Outcome]]:
+        """Answers of a stream that the journal does not have yet."""
+        prefix = f"{stream_id}:"
+        return [(key, outcome) for key, (_, outcome) in self._unwritten.items() if key.startswith(prefix)]
 
     async def settle(self) -> None:
         """Wait for the answers that are on their way to the journal."""
@@ -176,6 +209,7 @@ class Futures:
             "request_id": ticket.request_id,
             "owner": ticket.owner,
             "kind": outcome.kind,
+            "started_at": ticket.started_at,
             "finished_at": time.time(),
             "body": outcome.body,
             "error": outcome.error,
@@ -204,5 +238,5 @@ def _read_answer(connection: Connection, request_id: str, owner: str) -> Outcome
     if row is None:
         raise NotFound(f"no such future {request_id!r}", field="request_id")
     if row.body is None:
-        raise Gone(f"the result of {request_id!r} has expired", field="request_id")
+        raise Gone(f"the result of {request_id!r} has expired or was acknowledged", field="request_id")
     return Outcome(row.kind, row.body, row.error, row.category)

@@ -90,13 +90,13 @@ class Journal:
         rows = await self._database.read(lambda connection: connection.execute(query).all())
         return [(_operation(row), bool(row.answered)) for row in rows]
 
-    async def unanswered_samples(self) -> list[Operation]:
-        """Samples that were accepted but not answered when the service stopped."""
+    async def unanswered(self, kind: str) -> list[Operation]:
+        """Operations of this kind that were accepted but not answered when the service stopped."""
         results = schema.results
         query = (
             sa.select(_table)
             .join(results, results.c.request_id == _table.c.request_id, isouter=True)
-            .where(_table.c.kind == "sample", results.c.request_id.is_(None))
+            .where(_table.c.kind == kind, results.c.request_id.is_(None), _table.c.payload != b"")
             .order_by(_table.c.accepted_at)
         )
         rows = await self._database.read(lambda connection: connection.execute(query).all())
@@ -105,6 +105,12 @@ class Journal:
     async def drop_payloads(self, stream_id: str) -> None:
         """A stream that has ended is never replayed: free what its operations take."""
         change = _table.update().where(_table.c.stream_id == stream_id).values(payload=b"")
+        await self._database.write(lambda connection: connection.execute(change))
+
+    async def drop_payloads_under(self, prefix: str) -> None:
+        """The same for all streams whose ids begin so."""
+        theirs = _table.c.stream_id.startswith(prefix, autoescape=True)
+        change = _table.update().where(theirs).values(payload=b"")
         await self._database.write(lambda connection: connection.execute(change))
 
 

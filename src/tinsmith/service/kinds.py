@@ -16,7 +16,9 @@ from tinsmith.types import (
     SaveWeightsForSamplerRequest,
     SaveWeightsRequest,
 )
+from tinsmith.types.custom_loss import CreateCustomLossRequest
 from tinsmith.types.requests import UnloadModelRequest
+from tinsmith.types.transfer import SaveWeightsExternalRequest
 from tinsmith.wire import json, protobuf
 
 
@@ -36,6 +38,12 @@ class Kind:
     result: Codec
     changes_run: bool = False  # replayed after a restart to bring the run back to where it was
     bulk_result: bool = False  # written as protobuf to a client that accepts it
+
+
+class AcceptedLoad(LoadWeightsRequest):
+    """A load as the journal keeps it: with whose rights it reads, instead of the token that gave them."""
+
+    reader: str | None = None
 
 
 def _model(model: type[BaseModel]) -> Codec:
@@ -59,7 +67,9 @@ KINDS: dict[str, Kind] = {
     "forward_backward": Kind(_BATCH, _BATCH_RESULT, changes_run=True, bulk_result=True),
     "optim_step": Kind(_model(OptimStepRequest), _JSON, changes_run=True),
     "save_weights": Kind(_model(SaveWeightsRequest), _JSON),
-    "load_weights": Kind(_model(LoadWeightsRequest), _JSON, changes_run=True),
+    "load_weights": Kind(_model(AcceptedLoad), _JSON, changes_run=True),
+    "create_custom_loss": Kind(_model(CreateCustomLossRequest), _JSON),
+    "save_weights_external": Kind(_model(SaveWeightsExternalRequest), _JSON),
     "save_weights_for_sampler": Kind(_model(SaveWeightsForSamplerRequest), _JSON),
     "unload_model": Kind(_model(UnloadModelRequest), _JSON, changes_run=True),
     "sample": Kind(_model(SampleRequest), _SAMPLE_RESULT, bulk_result=True),

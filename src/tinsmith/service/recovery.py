@@ -8,6 +8,7 @@ from sqlalchemy import Row
 
 from tinsmith.types import LoraConfig
 
+from .custom_losses import CustomLosses
 from .futures import Futures, Ticket
 from .journal import Journal, Operation
 from .kinds import KINDS
@@ -23,19 +24,28 @@ class Recovery:
     """Replays the journal: what changed a run is done again, what has no answer is done at last."""
 
     def __init__(
-        self, journal: Journal, futures: Futures, runs: Runs, samplers: Samplers, settings: Settings
+        self,
+        journal: Journal,
+        futures: Futures,
+        custom_losses: CustomLosses,
+        runs: Runs,
+        samplers: Samplers,
+        settings: Settings,
     ) -> None:
         self._journal = journal
         self._futures = futures
+        self._custom_losses = custom_losses
         self._runs = runs
         self._samplers = samplers
         self._settings = settings
 
     async def recover(self) -> None:
         """Open everything the journal has accepted. Returns at once with the work queued."""
+        for operation in await self._journal.unanswered("create_custom_loss"):
+            self._custom_losses.answer(operation, self._reopen(operation))
         for row in await self._runs.live_rows():
             await self._recover_run(row)
-        for operation in await self._journal.unanswered_samples():
+        for operation in await self._journal.unanswered("sample"):
             self._reopen(operation)
             self._samplers.begin(operation)
 

@@ -7,33 +7,34 @@ import logging
 import secrets
 import time
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import Row
+from sqlalchemy import Connection, Row
 
 from tinsmith.engine.interface import Engine
 from tinsmith.store import Database, schema
 from tinsmith.types import (
     CreateModelRequest,
-    LoadWeightsRequest,
     LoraConfig,
     NotFound,
-    TrainingRun,
     UserError,
 )
 from tinsmith.types.requests import UnloadModelRequest
+from tinsmith.wire.protobuf import ForwardBackwardCall
 
-from . import ids
+from . import audit, ids, queue_state
+from .base_models import BaseModels
 from .checkpoints import Checkpoints
 from .execution import Executor
 from .futures import Category, Futures, Outcome, Ticket
 from .journal import Journal, Operation
-from .kinds import KINDS
+from .kinds import KINDS, AcceptedLoad
+from .queue_state import QueueState
 from .sequence import SequencedQueue
 from .sessions import Session
 from .settings import Settings
+from .usage import Usage
 
 log = logging.getLogger(__name__)
 _table = schema.runs
@@ -55,6 +56,7 @@ class Run:
     last_request_at: float = 0.0
     failure: str | None = None  # why its creation failed; then nothing else can run
     closing: bool = False
+    current: Ticket | None = None  # what is being carried out
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
     def row(self) -> dict[str, Any]:
@@ -82,6 +84,8 @@ class Runs:
         futures: Futures,
         checkpoints: Checkpoints,
         executor: Executor,
+        base_models: BaseModels,
+        usage: Usage,
         engine: Engine,
         settings: Settings,
     ) -> None:
@@ -90,6 +94,8 @@ class Runs:
         self._futures = futures
         self._checkpoints = checkpoints
         self._executor = executor
+        self._base_models = base_models
+        self._usage = usage
         self._engine = engine
         self._settings = settings
         self._live: dict[str, Run] = {}
@@ -105,10 +111,10 @@ class Runs:
         run_id = ids.run_id(session.session_id, request.model_seq_id)
         return await self._start(session, run_id, request.base_model, lora, request.user_metadata, request)
 
-    async def create_from_checkpoint(self, session: Session, request: LoadWeightsRequest) -> str:
+    async def create_from_checkpoint(self, session: Session, request: AcceptedLoad) -> str:
         """Accept a load_weights that makes a run with the checkpoint's own shape."""
         assert request.model_seq_id is not None
-        row = await self._checkpoints.find(session.owner, request.path)
+        row = await self._checkpoints.find(request.reader or session.owner, request.path)
         if request.base_model not in (None, row.base_model):
             raise UserError(
                 f"{request.path!r} is of {row.base_model!r}, not {request.base_model!r}", field="base_model"
@@ -133,11 +139,20 @@ class Runs:
             run = Run(
                 run_id, session.session_id, session.owner, base_model, lora, user_metadata, now, queue, now
             )
-            kind = "load_weights" if isinstance(payload, LoadWeightsRequest) else "create_model"
+            kind = "load_weights" if isinstance(payload, AcceptedLoad) else "create_model"
             operation = Operation(request_id, session.owner, run_id, 0, kind, payload)
-            ticket = await self._journal.accept(
-                operation, beside=lambda connection: connection.execute(_table.insert(), run.row())
-            )
+
+            def beside(connection: Connection) -> None:
+                connection.execute(_table.insert(), run.row())
+                audit.record(
+                    connection,
+                    run.owner,
+                    "training_run_created",
+                    training_run_id=run_id,
+                    base_model=base_model,
+                )
+
+            ticket = await self._journal.accept(operation, beside)
             if ticket is not None:
                 self.begin(run)
                 run.queue.put(0, (operation, ticket))
@@ -208,9 +223,12 @@ class Runs:
 
     async def _work(self, run: Run) -> None:
         while not run.closing:
-            operation, ticket = await run.queue.next()
+            operation, run.current = await run.queue.next()
+            run.current.start()
             outcome = await self._perform(run, operation)
-            self._futures.resolve(ticket, outcome)
+            self._count(run, operation, run.current, outcome)
+            self._futures.resolve(run.current, outcome)
+            run.current = None
         await self._drop(run)
 
     async def _perform(self, run: Run, operation: Operation) -> Outcome:
@@ -230,6 +248,36 @@ class Runs:
             run.failure = outcome.error
         return outcome
 
+    def _count(self, run: Run, operation: Operation, ticket: Ticket, outcome: Outcome) -> None:
+        """Note what was used; what is only repeated after a restart was counted before."""
+        if (
+            outcome.error is None
+            and not ticket.answered
+            and isinstance(operation.payload, ForwardBackwardCall)
+        ):
+            self._usage.trained(run.owner, run.session_id, run.base_model, operation.payload.batch)
+
+    def queue_state(self, ticket: Ticket) -> QueueState | None:
+        """Why an operation has no answer yet; None if it is of no live run."""
+        run = self._live.get(ticket.stream_id)
+        if run is None:
+            return None
+        if ticket is not run.current:
+            return queue_state.in_queue(ids.seq_id(ticket.request_id), run.queue, run.current)
+        if not self._base_models.is_loaded(run.base_model):
+            return queue_state.loading(run.base_model)
+        return queue_state.being_carried_out(ticket.kind)
+
+    @property
+    def live_count(self) -> int:
+        """Runs that are live."""
+        return len(self._live)
+
+    @property
+    def waiting_count(self) -> int:
+        """Operations of live runs whose turn has not come."""
+        return sum(run.queue.waiting for run in self._live.values())
+
     async def end(self, run_id: str) -> None:
         """End a run, whether it has been taken up since the last start or not."""
         if run := self._live.get(run_id):
@@ -248,8 +296,14 @@ class Runs:
         await self._write_off(run.run_id)
 
     async def _write_off(self, run_id: str) -> None:
-        change = _table.update().where(_table.c.run_id == run_id).values(live=False)
-        await self._database.write(lambda connection: connection.execute(change))
+        def change(connection: Connection) -> None:
+            ended = _table.c.run_id == run_id, _table.c.live.is_(True)
+            owner = connection.scalar(sa.select(_table.c.owner).where(*ended))
+            if owner is not None:
+                connection.execute(_table.update().where(*ended).values(live=False))
+                audit.record(connection, owner, "training_run_ended", training_run_id=run_id)
+
+        await self._database.write(change)
         await self._journal.drop_payloads(run_id)
 
     async def stop(self) -> None:
@@ -259,55 +313,10 @@ class Runs:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # -- listing ---------------------------------------------------------------------------------
-
-    async def page(self, owner: str, limit: int, offset: int) -> tuple[list[TrainingRun], int]:
-        """A page of this owner's runs, newest first, and how many there are in all."""
-        query = (
-            sa.select(_table)
-            .where(_table.c.owner == owner)
-            .order_by(_table.c.created_at.desc(), _table.c.run_id)
-            .limit(limit)
-            .offset(offset)
-        )
-        count = sa.select(sa.func.count()).select_from(_table).where(_table.c.owner == owner)
-        rows = await self._database.read(lambda connection: connection.execute(query).all())
-        total = await self._database.read(lambda connection: connection.scalar(count))
-        return [await self._describe(row) for row in rows], total or 0
-
-    async def get(self, owner: str, run_id: str) -> TrainingRun:
-        """One run, live or ended."""
-        query = sa.select(_table).where(_table.c.run_id == run_id, _table.c.owner == owner)
-        row = await self._database.read(lambda connection: connection.execute(query).one_or_none())
-        if row is None:
-            raise NotFound(f"no training run {run_id!r}", field="training_run_id")
-        return await self._describe(row)
-
-    async def ids_of_session(self, session_id: str) -> list[str]:
-        """Run ids of a session, oldest first."""
-        query = (
-            sa.select(_table.c.run_id).where(_table.c.session_id == session_id).order_by(_table.c.created_at)
-        )
-        return await self._database.read(lambda connection: list(connection.scalars(query)))
-
-    async def _describe(self, row: Row[Any]) -> TrainingRun:
-        saved = await self._checkpoints.of_run(row.run_id)
-        newest = {
-            checkpoint.checkpoint_type: checkpoint for checkpoint in saved
-        }  # oldest first: the last one stays
-        live = self._live.get(row.run_id)
-        last_request = live.last_request_at if live else row.last_request_at
-        return TrainingRun(
-            training_run_id=row.run_id,
-            base_model=row.base_model,
-            model_owner=row.owner,
-            is_lora=True,
-            lora_rank=row.lora["rank"],
-            last_request_time=datetime.fromtimestamp(last_request, UTC),
-            last_checkpoint=newest.get("training"),
-            last_sampler_checkpoint=newest.get("sampler"),
-            user_metadata=row.user_metadata,
-        )
+    def last_request(self, run_id: str) -> float | None:
+        """When a live run was last asked for something; None if it is not live."""
+        run = self._live.get(run_id)
+        return None if run is None else run.last_request_at
 
     async def live_rows(self) -> list[Row[Any]]:
         """Catalogue rows of the runs that were live when the service stopped."""

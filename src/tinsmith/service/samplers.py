@@ -24,14 +24,16 @@ from tinsmith.types import (
 )
 from tinsmith.wire import json
 
-from . import ids
+from . import ids, queue_state
 from .base_models import BaseModels
 from .checkpoints import Checkpoints
-from .futures import Futures, Outcome
+from .futures import Futures, Outcome, Ticket
 from .journal import Journal, Operation
 from .kinds import KINDS
+from .queue_state import QueueState
 from .sessions import Session
 from .settings import Settings
+from .usage import Usage
 
 log = logging.getLogger(__name__)
 _table = schema.samplers
@@ -71,6 +73,7 @@ class Samplers:
         futures: Futures,
         checkpoints: Checkpoints,
         base_models: BaseModels,
+        usage: Usage,
         engine: Engine,
         settings: Settings,
     ) -> None:
@@ -80,6 +83,7 @@ class Samplers:
         self._futures = futures
         self._checkpoints = checkpoints
         self._base_models = base_models
+        self._usage = usage
         self._engine = engine
         self._settings = settings
         self._known: dict[str, Sampler] = {}
@@ -106,7 +110,7 @@ class Samplers:
             assert base_model is not None
             await self._base_models.get(base_model)
             return base_model, None
-        row = await self._checkpoints.find(owner, model_path)
+        row = await self._checkpoints.find(owner, model_path, purpose="sampling")
         if base_model not in (None, row.base_model):
             raise UserError(
                 f"{model_path!r} is of {row.base_model!r}, not {base_model!r}", field="base_model"
@@ -212,7 +216,27 @@ class Samplers:
     async def _work(self, operation: Operation) -> None:
         ticket = self._futures.ticket(operation.request_id)
         assert ticket is not None
+        ticket.start()
         self._futures.resolve(ticket, await self._perform(operation))
+
+    def queue_state(self, ticket: Ticket) -> QueueState | None:
+        """Why a sample has no answer yet; None if it is of no sampler at work."""
+        sampler = self._known.get(ticket.stream_id)
+        if sampler is None or ticket.request_id not in self._running:
+            return None
+        if not self._base_models.is_loaded(sampler.base_model):
+            return queue_state.loading(sampler.base_model)
+        return queue_state.among_samples(ticket, self._running)
+
+    @property
+    def live_count(self) -> int:
+        """Samplers the engine has open."""
+        return len(self._opened)
+
+    @property
+    def running_count(self) -> int:
+        """Samples in flight."""
+        return len(self._running)
 
     async def _perform(self, operation: Operation) -> Outcome:
         try:
@@ -220,6 +244,7 @@ class Samplers:
             await self._open(sampler)
             job = _job(operation.payload, operation.request_id)
             response: SampleResponse = await self._engine.sample(sampler.sampler_id, job)
+            self._usage.sampled(sampler.owner, sampler.session_id, sampler.base_model, job, response)
             return Outcome("sample", KINDS["sample"].result.encode(response))
         except UserError as error:
             return Outcome("sample", error=str(error), category="user")
@@ -241,6 +266,7 @@ class Samplers:
         if folder is not None and not folder.exists():
             raise NotFound(f"the weights of {sampler.model_path!r} have been deleted", field="model_path")
         await self._engine.open_sampler(sampler.sampler_id, sampler.base_model, folder=folder)
+        self._base_models.mark_loaded(sampler.base_model)
 
     # -- ending ----------------------------------------------------------------------------------
 

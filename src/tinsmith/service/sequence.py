@@ -28,6 +28,15 @@ class SequencedQueue(Generic[_T]):
         """Items that stand in the queue."""
         return len(self._ready)
 
+    @property
+    def missing(self) -> int | None:
+        """The seq id that later ones wait for, if it has not come."""
+        return self._next if self._ready and self._next not in self._ready else None
+
+    def before(self, seq: int) -> list[_T]:
+        """Items that stand in the queue with a smaller seq id."""
+        return [item for key, item in self._ready.items() if key < seq]
+
     def is_closed(self, seq: int) -> bool:
         """Whether the turn of this seq id has passed."""
         return seq < self._next or seq in self._consumed

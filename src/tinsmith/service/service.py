@@ -10,16 +10,31 @@ from tinsmith.engine.interface import BaseModel, Engine
 from tinsmith.store import Blobs, Database, DataDirLock
 from tinsmith.types import GetInfoResponse, GetSamplerResponse, ModelData, Unavailable
 
+from .audit import Audit
 from .base_models import BaseModels, Finder
+from .billing import Billing
 from .checkpoints import Checkpoints
+from .completions import Completions
+from .copies import Copies
+from .custom_losses import CustomLosses
 from .execution import Executor
+from .exports import Exports
 from .futures import Futures
 from .journal import Journal
+from .keys import Keys
+from .queue_state import QueueState
 from .recovery import Recovery
+from .run_listing import RunListing
 from .runs import Runs
+from .sampler_clients import SamplerClients
 from .samplers import Samplers
+from .session_search import SessionSearch
 from .sessions import Session, Sessions
 from .settings import Settings
+from .signing import Signer
+from .tokens import Tokens
+from .traces import Traces
+from .usage import Usage
 
 log = logging.getLogger(__name__)
 
@@ -43,14 +58,50 @@ class Service:
         self.base_models = BaseModels(engine, finder)
         self.sessions = Sessions(self._database)
         self.futures = Futures(self._database)
+        self.signer = Signer(settings.data_dir)
+        self.tokens = Tokens(self.signer, settings.token_ttl)
+        self.keys = Keys(self._database, settings.data_dir)
+        self.audit = Audit(self._database)
+        self.usage = Usage(self._database)
+        self.billing = Billing(self._database, self.usage, settings)
+        self.completions = Completions(self._database, self.futures)
+        self.sampler_clients = SamplerClients(self._database)
+        self.session_search = SessionSearch(self._database)
+        self.traces = Traces(self._database, settings.data_dir / "traces", settings.url_ttl)
         self.checkpoints = Checkpoints(self._database, blobs)
+        self.copies = Copies(self._database, self.checkpoints, self.sessions)
+        self.exports = Exports(self.checkpoints, settings.data_dir / "archives", settings.url_ttl)
         journal = Journal(self._database, self.futures)
+        self.custom_losses = CustomLosses(journal, self.futures)
         self.samplers = Samplers(
-            self._database, blobs, journal, self.futures, self.checkpoints, self.base_models, engine, settings
+            self._database,
+            blobs,
+            journal,
+            self.futures,
+            self.checkpoints,
+            self.base_models,
+            self.usage,
+            engine,
+            settings,
         )
-        executor = Executor(engine, self.base_models, self.checkpoints, self.samplers, blobs, settings)
-        self.runs = Runs(self._database, journal, self.futures, self.checkpoints, executor, engine, settings)
-        self._recovery = Recovery(journal, self.futures, self.runs, self.samplers, settings)
+        executor = Executor(
+            engine, self.base_models, self.checkpoints, self.samplers, self.custom_losses, blobs, settings
+        )
+        self.runs = Runs(
+            self._database,
+            journal,
+            self.futures,
+            self.checkpoints,
+            executor,
+            self.base_models,
+            self.usage,
+            engine,
+            settings,
+        )
+        self.run_listing = RunListing(self._database, self.checkpoints, self.runs)
+        self._recovery = Recovery(
+            journal, self.futures, self.custom_losses, self.runs, self.samplers, settings
+        )
         self._housekeeper: asyncio.Task[None] | None = None
         self._stopping = False
 
@@ -83,7 +134,9 @@ class Service:
             self._housekeeper.cancel()
         await self.runs.stop()
         await self.samplers.stop()
+        await self.traces.stop()
         await self.sessions.flush()
+        await self.usage.flush()
         await self.futures.settle()
         await self._engine.close()
         self._database.close()
@@ -101,6 +154,13 @@ class Service:
             if row.session_id == session.session_id:
                 await self.runs.end(row.run_id)
         await self.samplers.close_session(session.session_id)
+        await self.custom_losses.end_session(session.session_id)
+
+    def queue_state(self, request_id: str) -> QueueState:
+        """Why an operation has no answer yet."""
+        ticket = self.futures.ticket(request_id)
+        state = ticket and (self.runs.queue_state(ticket) or self.samplers.queue_state(ticket))
+        return state or QueueState("active", "just accepted")
 
     async def get_info(self, owner: str, run_id: str) -> GetInfoResponse:
         """What a run is."""
@@ -141,6 +201,10 @@ class Service:
         while True:
             await asyncio.sleep(self.settings.housekeeping_interval)
             await self.sessions.flush()
+            await self.usage.flush()
+            self.completions.forget_unasked(self.settings.result_ttl)
+            self.traces.expire()
+            self.exports.expire()
             for session in self.sessions.silent_since(self._oldest_sign_of_life()):
                 log.info("session %s expired", session.session_id)
                 await self.end_session(session, "cancelled", "no heartbeat")

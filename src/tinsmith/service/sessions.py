@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy import Connection, Row
 
 from tinsmith.store import Database, schema
 from tinsmith.types import CreateSessionRequest, Gone, NotFound
 
-from . import ids
+from . import audit, ids
+
+DEFAULT_PROJECT = "default"  # of sessions that name none
 
 
 @dataclass(slots=True)
@@ -51,7 +55,7 @@ class Sessions:
 
     async def create(self, owner: str, request: CreateSessionRequest) -> Session:
         """Open a session."""
-        now = time.time()
+        now = round(time.time(), 6)  # so that the search's cursor, which has microseconds, is exact
         session = Session(
             session_id=ids.new_session_id(),
             owner=owner,
@@ -63,9 +67,12 @@ class Sessions:
             display_name=request.display_name,
             sdk_version=request.sdk_version,
         )
-        await self._database.write(
-            lambda connection: connection.execute(schema.sessions.insert(), session.row())
-        )
+
+        def change(connection: Connection) -> None:
+            connection.execute(schema.sessions.insert(), session.row())
+            audit.record(connection, owner, "session_created", session_id=session.session_id)
+
+        await self._database.write(change)
         self._active[session.session_id] = session
         return session
 
@@ -113,13 +120,32 @@ class Sessions:
         """Close a session; what it held is for the caller to free."""
         session.status, session.status_detail = status, detail
         self._active.pop(session.session_id, None)
-        table = schema.sessions
-        change = (
-            table.update()
-            .where(table.c.session_id == session.session_id)
-            .values(status=status, status_detail=detail, last_seen_at=session.last_seen_at)
+        actor = session.owner if status == "client_finished" else audit.THE_SERVICE
+        await self._change(
+            session,
+            f"session_{status}",
+            {"status": status, "status_detail": detail, "last_seen_at": session.last_seen_at},
+            actor=actor,
+            detail=detail,
         )
-        await self._database.write(lambda connection: connection.execute(change))
+
+    async def assign_project(self, owner: str, session_id: str, project_id: str) -> None:
+        """Move a session, and all it made and makes, into a project."""
+        session = await self.find(owner, session_id)
+        session.project_id = project_id
+        await self._change(
+            session, "project_session_assigned", {"project_id": project_id}, project_id=project_id
+        )
+
+    async def _change(self, session: Session, event: str, values: dict[str, Any], **details: Any) -> None:
+        table = schema.sessions
+        update = table.update().where(table.c.session_id == session.session_id).values(**values)
+
+        def change(connection: Connection) -> None:
+            connection.execute(update)
+            audit.record(connection, session.owner, event, session_id=session.session_id, **details)
+
+        await self._database.write(change)
 
     def silent_since(self, moment: float) -> list[Session]:
         """Active sessions whose last sign of life is older than ``moment``."""
@@ -145,3 +171,9 @@ class Sessions:
                 .values(last_seen_at=sa.bindparam("seen"))
             )
             await self._database.write(lambda connection: connection.execute(change, seen))
+
+
+def metadata_as_text(row: Row[Any]) -> dict[str, str] | None:
+    """What the client said about a session, as the text that searches and bills show."""
+    said = row.user_metadata.items()
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in said} or None

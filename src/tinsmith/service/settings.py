@@ -9,6 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from .client_flags import ClientFlags
+from .prices import Price
+
 
 def default_data_dir() -> Path:
     """Where a user's own service keeps its state."""
@@ -40,6 +43,20 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(256 * 2**20, gt=0, description="largest request body, uncompressed")
     max_pending_samples: int = Field(4096, gt=0, description="samples in flight before 429")
     max_rank: int = Field(256, gt=0, description="largest LoRA rank")
+    token_ttl: int = Field(900, ge=120, le=86400, description="seconds a token made from a key is valid")
+    url_ttl: int = Field(3600, ge=60, description="seconds a download address is valid")
+    public_url: str | None = Field(
+        None, description="how clients reach this service, if not by the address they ask"
+    )
+    prices: dict[str, Price] = Field(
+        default_factory=dict, description="prices by base model, '*' for all others; none: no costs are shown"
+    )
+    price_gigabyte_month: float | None = Field(
+        None, ge=0, description="US dollars for a gigabyte of checkpoints over 720 hours"
+    )
+    client: ClientFlags = Field(
+        default_factory=ClientFlags, description="how official clients are told to behave"
+    )
     legacy_load_restores_optimizer: bool = Field(
         True, description="load_weights without an `optimizer` field (SDK 0.4.1) restores the optimizer too"
     )

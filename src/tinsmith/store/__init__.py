@@ -1,7 +1,7 @@
 """What survives: the catalogue and the journal (SQL), and the blobs (files)."""
 
 from .blobs import Blobs
-from .database import Database
+from .database import DATABASE_FILE, Database
 from .lock import DataDirLock
 
-__all__ = ["Blobs", "DataDirLock", "Database"]
+__all__ = ["DATABASE_FILE", "Blobs", "DataDirLock", "Database"]

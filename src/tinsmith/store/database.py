@@ -15,8 +15,10 @@ from sqlalchemy import Connection
 from . import schema
 
 _T = TypeVar("_T")
+DATABASE_FILE = "tinsmith.sqlite"
 _STOP = object()
 _MOST_PER_COMMIT = 256
+_WRITES: dict[str, Any] = {"tinsmith_writes": True}
 
 
 class Database:
@@ -40,7 +42,7 @@ class Database:
     @classmethod
     def in_folder(cls, folder: Path) -> Database:
         """The SQLite file of a data directory."""
-        return cls(f"sqlite:///{folder / 'tinsmith.sqlite'}")
+        return cls(f"sqlite:///{folder / DATABASE_FILE}")
 
     def _check_version(self) -> None:
         table = schema.properties
@@ -80,7 +82,7 @@ class Database:
     # -- the writer thread ------------------------------------------------------------------------
 
     def _write_loop(self) -> None:
-        with self._engine.connect() as connection:
+        with self._engine.connect().execution_options(**_WRITES) as connection:
             while (first := self._queue.get()) is not _STOP:
                 batch = [first]
                 while len(batch) < _MOST_PER_COMMIT and not self._queue.empty():
@@ -134,4 +136,7 @@ def _tune_sqlite(connection: Any, _record: Any) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN")
+    """A writer takes the lock at once: one that only took it at its first write could find that another
+    process (`tinsmith key create`) had written in between, and would fail instead of waiting."""
+    writes = connection.get_execution_options().get("tinsmith_writes", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -12,6 +12,7 @@ from sqlalchemy import (
     Column,
     Float,
     Index,
+    Integer,
     LargeBinary,
     MetaData,
     String,
@@ -19,7 +20,7 @@ from sqlalchemy import (
     Text,
 )
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 metadata = MetaData()
 
 properties = Table(
@@ -111,8 +112,69 @@ results = Table(
     Column("request_id", String, primary_key=True),
     Column("owner", String, nullable=False),
     Column("kind", String, nullable=False),
+    Column("started_at", Float),  # None: it was answered without being begun
     Column("finished_at", Float, nullable=False, index=True),
     Column("body", LargeBinary),
     Column("error", Text),
     Column("category", String),
+)
+
+# How many clients share a sampler besides its first one: each numbers its samples in a range of its own.
+sampler_clients = Table(
+    "sampler_clients",
+    metadata,
+    Column("sampler_id", String, primary_key=True),
+    Column("joined", BigInteger, nullable=False),
+)
+
+# Who did what, when. Rows are only ever added.
+audit = Table(
+    "audit",
+    metadata,
+    Column("entry_id", Integer, primary_key=True, autoincrement=True),
+    Column("owner", String, nullable=False),  # whose thing it was
+    Column("at", Float, nullable=False),
+    Column("event", String, nullable=False),
+    Column("subject", String, nullable=False),  # the kind of thing: what event_type filters by
+    Column("details", JSON, nullable=False),
+    Index("audit_by_owner", "owner", "at"),
+)
+
+# Tokens, summed per hour.
+usage = Table(
+    "usage",
+    metadata,
+    Column("hour", BigInteger, primary_key=True, autoincrement=False),  # seconds since the epoch
+    Column("owner", String, primary_key=True),
+    Column("session_id", String, primary_key=True),
+    Column("base_model", String, primary_key=True),
+    Column("kind", String, primary_key=True),  # training | prefill | prefill_cached | sample
+    Column("tokens", BigInteger, nullable=False),
+)
+
+# How long each checkpoint was kept: what storage used in any hour follows from it.
+storage = Table(
+    "storage",
+    metadata,
+    Column("entry_id", Integer, primary_key=True, autoincrement=True),
+    Column("tinker_path", String, nullable=False, index=True),
+    Column("owner", String, nullable=False, index=True),
+    Column("session_id", String, nullable=False),
+    Column("base_model", String, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("since", Float, nullable=False),
+    Column("until", Float),  # None: it is there
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("key_id", Integer, primary_key=True, autoincrement=True),
+    Column("key_hash", String, nullable=False, unique=True),  # SHA-256; the key itself is kept nowhere
+    Column("owner", String, nullable=False),
+    Column("name", String, nullable=False),
+    Column("note", String, nullable=False),
+    Column("email", String),
+    Column("created_at", Float, nullable=False),
+    Column("revoked_at", Float),
 )

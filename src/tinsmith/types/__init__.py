@@ -15,7 +15,7 @@ from .checkpoint import (
     WeightsInfoResponse,
 )
 from .datum import Datum, PromptProvenanceSpan, SampledProvenanceSpan
-from .errors import Gone, NotFound, RequestErrorCategory, Unavailable, UserError
+from .errors import Forbidden, Gone, NotFound, RequestErrorCategory, Unavailable, UserError
 from .model_input import (
     DmelChunk,
     EncodedTextChunk,
@@ -81,6 +81,7 @@ __all__ = [
     "DimuonParams",
     "DmelChunk",
     "EncodedTextChunk",
+    "Forbidden",
     "ForwardBackwardInput",
     "ForwardBackwardOutput",
     "GetInfoResponse",

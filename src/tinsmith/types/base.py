@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import date
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, model_validator
 
 
 class Params(BaseModel):
@@ -34,3 +35,14 @@ class Reply(BaseModel):
     """What a service answers. Unknown fields are ignored: a newer service may say more."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+
+
+def _not_a_number(value: Any) -> Any:
+    """Seconds since the epoch would be guesswork: whose seconds, or milliseconds?"""
+    if isinstance(value, (int, float)) or (isinstance(value, str) and value.lstrip("-").isdecimal()):
+        raise ValueError("write it like 2026-01-31, a time like 2026-01-31T12:00:00Z")
+    return value
+
+
+Day = Annotated[date, BeforeValidator(_not_a_number)]
+Moment = Annotated[AwareDatetime, BeforeValidator(_not_a_number)]

@@ -16,7 +16,7 @@ PATH_KINDS: dict[str, CheckpointType] = {
     "sampler_weights": "sampler",
     "external_weights": "external",
 }
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+CHECKPOINT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _SCHEME = "tinker://"
 
 
@@ -51,7 +51,7 @@ class ParsedCheckpointTinkerPath(Params):
 
 def check_checkpoint_name(name: str) -> str:
     """The name itself, if it can be one segment of a path; letters, digits, dots, dashes and underscores."""
-    if not _NAME.fullmatch(name):
+    if not CHECKPOINT_NAME.fullmatch(name):
         raise ValueError(
             f"name: {name[:80]!r} cannot name a checkpoint; use up to 255 letters, digits, '.', '_' or '-', "
             "starting with a letter or digit"

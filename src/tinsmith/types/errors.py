@@ -29,6 +29,10 @@ class NotFound(UserError):
     """No such session, run, sampler, checkpoint or future — or it is somebody else's."""
 
 
+class Forbidden(UserError):
+    """What was presented to gain access does not give it."""
+
+
 class Gone(UserError):
     """It existed and has expired, so asking again will not help."""
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from .errors import UserError
+
+if TYPE_CHECKING:
+    from .training import ForwardBackwardInput
 
 _RL_INPUTS = ("target_tokens", "logprobs", "advantages")
 _CLIPS = ("clip_low_threshold", "clip_high_threshold")
@@ -39,13 +43,20 @@ LOSSES: dict[str, LossSpec] = {
 }
 
 # Losses whose targets may be [N, K]: K candidates at each position.
-MANY_TARGETS = frozenset({"cross_entropy"})
+MANY_TARGETS = frozenset({"cross_entropy", "custom"})
 
 # Names clients know that this service cannot compute, and why.
 REFUSED_LOSSES: dict[str, str] = {
     "stable_reinforce": "its formula is not public; use importance_sampling, ppo or cispo",
-    "custom": "losses cannot be uploaded yet; forward_backward_custom computes them on the client's side",
+    "custom": "name one that create_custom_loss made, in loss_fn_config['loss_id']",
 }
+
+
+def batch_spec(batch: ForwardBackwardInput) -> LossSpec:
+    """What the datums of a batch must hold."""
+    if batch.custom_loss is not None:
+        return LossSpec(required=("target_tokens", *batch.custom_loss.input_names))
+    return loss_spec(batch.loss_fn)
 
 
 def loss_spec(name: str) -> LossSpec:

@@ -35,6 +35,10 @@ class ClientConfigRequest(Request):
     sdk_version: str | None = None
 
 
+class AuthTokenRequest(Request):
+    """Asks for a short-lived token in exchange for the key of the call."""
+
+
 class CreateSessionRequest(Request):
     """Opens a session: the scope of a client's runs and samplers."""
 

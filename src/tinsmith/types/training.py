@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from .base import Params, Reply
+from .custom_loss import CustomLoss
 from .datum import Datum
 from .tensor import TensorData
 
@@ -26,6 +27,7 @@ class ForwardBackwardInput:
     data: list[Datum]
     loss_fn: str
     loss_fn_config: Mapping[str, float | str] | None = None
+    custom_loss: CustomLoss | None = None  # filled in by the service for ``loss_fn="custom"``
 
 
 @dataclass(frozen=True, slots=True)

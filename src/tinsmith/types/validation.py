@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .custom_loss import CustomLoss
 from .datum import Datum
 from .errors import UserError
-from .losses import MANY_TARGETS, LossSpec, loss_spec
+from .losses import MANY_TARGETS, LossSpec, batch_spec, loss_spec
 from .model_input import EncodedTextChunk, ModelInput
 from .sampling import SampleJob, SamplingParams, as_stop_list
 from .tensor import TensorData
@@ -33,12 +34,11 @@ def check_batch(
     batch: ForwardBackwardInput, *, vocab_size: int, max_context_length: int, backward: bool = True
 ) -> None:
     """Refuse a forward or forward_backward call that cannot be computed exactly as asked."""
-    spec = loss_spec(batch.loss_fn)
-    config = loss_config(batch.loss_fn, batch.loss_fn_config)
+    spec, config = batch_spec(batch), batch_config(batch)
     if not batch.data:
         raise UserError("is empty; give at least one datum", field="data")
     # A client-side custom loss calls `forward` with cross_entropy on datums that carry its own columns.
-    foreign_columns = not backward and batch.loss_fn == "cross_entropy"
+    foreign_columns = batch.custom_loss is not None or (not backward and batch.loss_fn == "cross_entropy")
     for index, datum in enumerate(batch.data):
         where = f"data[{index}]"
         tokens = text_tokens(datum.model_input, f"{where}.model_input", vocab_size)
@@ -55,10 +55,18 @@ def check_batch(
             for key in spec.required + spec.optional
             if key in datum.loss_fn_inputs
         }
+        if batch.custom_loss is not None:
+            _check_ranks(inputs, where, batch.custom_loss)
+            inputs = {"target_tokens": inputs["target_tokens"]}  # of the others only the loss knows the rules
         _check_shapes(inputs, where, int(tokens.size), batch.loss_fn in MANY_TARGETS)
         _check_values(inputs, where, vocab_size)
         _check_clips(inputs, config, where)
         _check_sequence_mask(inputs, where)
+
+
+def batch_config(batch: ForwardBackwardInput) -> dict[str, float]:
+    """A batch's configuration; of a custom loss it only names the loss."""
+    return {} if batch.custom_loss is not None else loss_config(batch.loss_fn, batch.loss_fn_config)
 
 
 def loss_config(loss_fn: str, config: Mapping[str, float | str] | None) -> dict[str, float]:
@@ -133,6 +141,17 @@ def _check_shapes(inputs: dict[str, TensorData], where: str, length: int, many_t
             raise UserError(f"shape {shape}; use {allowed}", field=field)
         if len(shape) == 2 and not 1 <= shape[1] <= MAX_TARGETS:
             raise UserError(f"{shape[1]} candidates at one position; use 1 to {MAX_TARGETS}", field=field)
+
+
+def _check_ranks(inputs: dict[str, TensorData], where: str, loss: CustomLoss) -> None:
+    for each in loss.inputs:
+        key = "target_tokens" if each.name == "logprobs" else each.name
+        shape = shape_of(inputs[key])
+        if len(shape) != each.rank:
+            raise UserError(
+                f"shape {shape}; {loss.name} takes {each.name} of rank {each.rank}",
+                field=f"{where}.loss_fn_inputs[{key!r}]",
+            )
 
 
 def _check_values(inputs: dict[str, TensorData], where: str, vocab_size: int) -> None:
