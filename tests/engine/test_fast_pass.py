@@ -130,8 +130,7 @@ def test_runs_in_one_pass_are_alone_to_the_bit(
                 assert torch.equal(together.gradients[place][name], gradient), name
 
 
-def test_many_targets_at_one_position() -> None:
-    """Two targets at a position are two rows of the same tokens with one target each."""
+def test_identical_rows_are_computed_once() -> None:
     model = tiny("llama")
     decoder, weights, tokens = read_decoder(model), adapter(model, 4, seed=2), rows(20)
     twice = Packed(decoder, [(weights, [tokens[0], tokens[0]])])
