@@ -30,6 +30,15 @@ PARTS = {
 _SCRIPT = Path(__file__).with_name("every_method.py")
 _MOST_SECONDS = 1200
 
+_HEAD = """\
+# Compatibility with the official SDKs
+
+Every public method and command of the unmodified `tinker` packages, found by introspection and called against
+a live `tinsmith serve`. `yes, both ways`: the method and its `_async` twin. This file is made by
+`python tests/conformance/compatibility.py`; `tests/conformance/test_every_method.py` fails where it is not
+true, and where an SDK has a method that nothing probes.
+"""
+
 Entries = dict[tuple[str, str], tuple[str, str]]  # (version, method) -> (its cell, what is checked)
 
 
@@ -71,13 +80,7 @@ def document(of: Entries) -> str:
 
 
 def _lines(of: Entries) -> Iterator[str]:
-    yield "# Compatibility with the official SDKs"
-    yield ""
-    yield "Every public method and command of the unmodified `tinker` packages, found by introspection and called against"
-    yield "a live `tinsmith serve`. `yes, both ways`: the method and its `_async` twin. This file is made by"
-    yield "`python tests/conformance/compatibility.py`; `tests/conformance/test_every_method.py` fails where it is not true,"
-    yield "and where an SDK has a method that nothing probes."
-    yield ""
+    yield _HEAD
     for version in VERSIONS:
         cells = [cell for (of_version, _), (cell, _) in of.items() if of_version == version]
         count = sum(cell != "no" for cell in cells)

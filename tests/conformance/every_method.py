@@ -9,6 +9,7 @@ import functools
 import importlib
 import inspect
 import json
+import os
 import re
 import sys
 import tempfile
@@ -132,6 +133,7 @@ def main() -> None:
         importlib.import_module(f"probe_{module}")
     only = sys.argv[2] if len(sys.argv) > 2 else ""
     with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
         world = World(sys.argv[1], Path(folder))
         for name in sorted({*methods(), *commands()}):
             if re.search(only, name):

@@ -49,7 +49,7 @@ def _see_our_libraries(folder: Path) -> None:
     (packages / "shared.pth").write_text("\n".join(site.getsitepackages()))
 
 
-def run(version: str, script: Path, *arguments: str, url: str) -> str:
+def run(version: str, script: Path, *arguments: str, url: str, limit: float = 240) -> str:
     """Run a script with an official SDK against a service; its standard output."""
     environment = {
         key: value for key, value in os.environ.items() if not key.startswith(("TINKER_", "TINSMITH_"))
@@ -59,7 +59,7 @@ def run(version: str, script: Path, *arguments: str, url: str) -> str:
         env=environment | {"TINKER_BASE_URL": url, "TINKER_API_KEY": "tml-test"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=limit,
     )
     assert done.returncode == 0, done.stderr[-6000:]
     return done.stdout

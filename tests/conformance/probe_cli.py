@@ -21,6 +21,7 @@ def _json(world: World, *arguments: str) -> Any:
 @probe("tinker version", checks="the SDK's version")
 def version(world: World, it: Any, call: Call) -> None:
     assert world.version in world.cli("version")
+    assert world.version in world.cli_process("version")
 
 
 @probe("tinker run list", checks="the newest run first; --limit 0 lists all")
@@ -124,7 +125,7 @@ def checkpoint_push_hf(world: World, it: Any, call: Call) -> None:
     path = world.saved(world.trained())
     with hub() as (url, files):
         environment = {"HF_ENDPOINT": url, "HF_TOKEN": "hf_probe", "HF_HOME": str(world.folder_of_its_own())}
-        world.cli("checkpoint", "push-hf", path, "-r", "me/adapter", **environment)
+        world.cli_process("checkpoint", "push-hf", path, "-r", "me/adapter", **environment)
     assert {"adapter_config.json", "adapter_model.safetensors", "README.md"} <= set(files)
     assert path in files["README.md"]
 
@@ -167,12 +168,16 @@ def hub() -> Iterator[tuple[str, dict[str, str]]]:
                         content = base64.b64decode(entry["value"]["content"])
                         files[entry["value"]["path"]] = content.decode("utf-8", "replace")
                 self._send(
-                    {"commitUrl": "http://hub/commit/0", "commitOid": "0" * 40, "pullRequestUrl": None}
+                    {
+                        "commitUrl": f"http://{self.headers['Host']}/me/adapter/commit/{'0' * 40}",
+                        "commitOid": "0" * 40,
+                        "pullRequestUrl": None,
+                    }
                 )
             elif "/validate-yaml" in self.path:
                 self._send({"errors": [], "warnings": []})
             else:
-                self._send({"url": "http://hub/me/adapter", "id": "me/adapter"})
+                self._send({"url": f"http://{self.headers['Host']}/me/adapter", "id": "me/adapter"})
 
         def _send(self, value: Any, status: int = 200) -> None:
             content = json.dumps(value).encode()
@@ -198,4 +203,5 @@ def hub() -> Iterator[tuple[str, dict[str, str]]]:
 @probe("tinker model list", checks="the models on offer, those that match")
 def model_list(world: World, it: Any, call: Call) -> None:
     assert world.model in world.cli("model", "list")
-    assert world.model not in world.cli("-f", "json", "model", "list", "no-such-model")
+    assert world.model in world.cli("-f", "json", "model", "list", world.model[:4])
+    assert world.model not in world.cli("model", "list", "no-such-model", ok=False)

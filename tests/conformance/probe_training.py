@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from probing import RANK, TOKENS, World, close, datum, loss_of, probe, prompt, refused, settled
@@ -162,6 +163,9 @@ def get_info(world: World, it: Any, call: Call) -> None:
 
 @probe("TrainingClient.get_tokenizer", "SamplingClient.get_tokenizer", checks="text survives there and back")
 def get_tokenizer(world: World, it: Any, call: Call) -> None:
+    here = Path(world.model)  # the newest SDK looks for a folder of the model's name before it asks a hub
+    if not here.exists():
+        here.symlink_to(settled(world.training().get_info()).model_data.tokenizer_id)
     tokenizer = call()
     assert tokenizer.decode(tokenizer.encode("hello", add_special_tokens=False)) == "hello"
 

@@ -1,4 +1,4 @@
-"""Every public method and command of the oldest and the newest official SDK works, and the document says so."""
+"""Every public method and command of the oldest and the newest official SDK works, as the document says."""
 
 from __future__ import annotations
 

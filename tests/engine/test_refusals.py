@@ -41,7 +41,7 @@ def column(name: str) -> str:
 BATCHES = {
     "unknown loss": (batch("mse", SFT), "loss_fn", "use one of cross_entropy"),
     "stable_reinforce": (batch("stable_reinforce", RL), "loss_fn", "importance_sampling, ppo or cispo"),
-    "custom": (batch("custom", RL), "loss_fn", "forward_backward_custom"),
+    "custom": (batch("custom", RL), "loss_fn", "create_custom_loss"),
     "no data": (ForwardBackwardInput([], "ppo"), "data", "empty"),
     "image": (batch("ppo", RL, model_input=IMAGE), "data[1].model_input.chunks[0]", "'image'"),
     "no input": (batch("ppo", RL, model_input=ModelInput.empty()), "data[1].model_input", "empty"),

@@ -6,6 +6,7 @@ result is known, and all results of one datum together stay within a budget of e
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -93,7 +94,7 @@ def _repeated(arguments: Arguments) -> int:
 def _picked(arguments: Arguments) -> int:
     value, index = arguments
     if not isinstance(value, Tensor):
-        return 1
+        return _largest([value])
     parts = index if isinstance(index, tuple) else (index,)
     if any(isinstance(part, list) for part in parts):
         raise TypeError("index with numbers, slices or tensors, not lists")
@@ -137,6 +138,18 @@ def _of_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(value, int | float):
             raise TypeError("takes a number; use the function of torch for tensors")
         return function(value)
+
+    return guarded
+
+
+def _never_in_place(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Some functions would write into their argument if they were told to, by name or by place."""
+    signature = inspect.signature(function)
+
+    def guarded(*arguments: Any, **named_arguments: Any) -> Any:
+        if signature.bind(*arguments, **named_arguments).arguments.get("inplace"):
+            raise ValueError("inplace is not possible; use the result")
+        return function(*arguments, **named_arguments)
 
     return guarded
 
@@ -198,13 +211,13 @@ def _bound_of(name: str) -> Bound:
 def _functions() -> dict[str, Operation]:
     table = {"getattr": Operation(_attribute, _largest)}
     for name, short in named.NATIVE.items():
-        table[name] = Operation(getattr(torch.nn.functional, short), _broadcast)
+        table[name] = Operation(_functional(short), _broadcast)
     for name in named.FUNCTIONS:
         room, _, short = name.rpartition(".")
         if room == "torch":
             table[name] = Operation(getattr(torch, short), _bound_of(short))
         elif room == "torch.nn.functional":
-            table[name] = Operation(getattr(torch.nn.functional, short), _broadcast)
+            table[name] = Operation(_functional(short), _broadcast)
         elif room == "math":
             table[name] = Operation(_of_numbers(getattr(math, short)), _largest)
         elif room == "operator":
@@ -214,6 +227,11 @@ def _functions() -> dict[str, Operation]:
     table["operator.getitem"] = Operation(operator.getitem, _picked)
     table["operator.matmul"] = Operation(operator.matmul, _product)
     return table
+
+
+def _functional(name: str) -> Callable[..., Any]:
+    function: Callable[..., Any] = getattr(torch.nn.functional, name)
+    return function if name in named.NATIVE.values() else _never_in_place(function)
 
 
 def _methods() -> dict[str, Operation]:

@@ -62,9 +62,10 @@ ATTRIBUTES = ("shape", "ndim", "dtype", "T")
 DTYPES = ("float32", "float64", "int32", "int64", "bool")
 SPECIAL_FLOATS = ("inf", "-inf", "nan")
 CONSTANT_KINDS = ("ref", "tuple", "dict", "slice", "ellipsis", "float", "dtype")
-KEYWORDS = _names(
-    "alpha approximate axis axes base beta condition correction delta descending dim dim0 dim1 dims dtype "
-    "end end_dim eps exponent fill_value index input keepdim largest log_target mask max min nan neginf "
-    "negative_slope ord other p posinf reduction rounding_mode shape shifts size sorted source start "
-    "start_dim step target tensors threshold unbiased value weight"
+KEYWORDS = _names(  # tracing writes down defaults too, such as inplace=False
+    "_stacklevel alpha approximate axes axis base beta condition correction delta descending dim dim0 "
+    "dim1 dims dtype end end_dim eps exponent fill_value index inplace input keepdim largest log_target "
+    "mask max max_val min min_val nan negative_slope neginf ord other p pos_weight posinf reduce "
+    "reduction rounding_mode shape shifts size size_average sorted source start start_dim target tensors "
+    "threshold unbiased value weight"
 )
