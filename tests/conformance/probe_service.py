@@ -78,7 +78,7 @@ def get_server_capabilities(world: World, it: Any, call: Call) -> None:
     "SamplingClient.get_telemetry",
     "RestClient.get_telemetry",
     "AdminClient.get_telemetry",
-    checks="an event is sent and accepted",
+    checks="takes an event",
 )
 def get_telemetry(world: World, it: Any, call: Call) -> None:
     telemetry = call()

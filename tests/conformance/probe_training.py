@@ -181,7 +181,7 @@ def create_sampling_client(world: World, it: Any, call: Call) -> None:
 @probe(
     "TrainingClient.on_queue_state_change",
     "SamplingClient.on_queue_state_change",
-    checks="hears the state a pending poll tells",
+    checks="takes a queue state",
 )
 def on_queue_state_change(world: World, it: Any, call: Call) -> None:
     from tinker.lib.api_future_impl import QueueState

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,14 +20,12 @@ from tinsmith.types import ForwardBackwardInput, UserError
 from tinsmith.types import custom_loss_operations as named
 from tinsmith.types.custom_loss import CustomLoss, CustomLossNode
 
+from .custom_loss_bounds import Bound, bound_of, broadcast, largest, of_range, picked, product, tensors_in
 from .losses import LOSS_FNS, Config, Inputs, LossFn, LossTerms
 
-MOST_ELEMENTS = 2**26  # computed for one datum, all nodes together
+MOST_ELEMENTS = 2**24  # computed for one datum, all nodes together
 _MOST_INT = 2**63
 _LARGEST_EXPONENT = 64
-
-Arguments = Sequence[Any]
-Bound = Callable[[Arguments], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,87 +36,7 @@ class Operation:
     bound: Bound
 
 
-# -- how many elements come out -------------------------------------------------------------------------
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    if isinstance(values, Tensor):
-        return [values]
-    if isinstance(values, list | tuple):
-        return [tensor for value in values for tensor in _tensors(value)]
-    return []
-
-
-def _broadcast(arguments: Arguments) -> int:
-    shapes = [tensor.shape for tensor in _tensors(arguments)]
-    shape: torch.Size = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
-    return math.prod(shape)
-
-
-def _largest(arguments: Arguments) -> int:
-    return max((tensor.numel() for tensor in _tensors(arguments)), default=1)
-
-
-def _all(arguments: Arguments) -> int:
-    return sum(tensor.numel() for tensor in _tensors(arguments))
-
-
-def _product(arguments: Arguments) -> int:
-    """[..., N, K] by [K, M]: as many multiplications as it takes, N * K * M."""
-    first, second = _two_tensors(arguments)
-    rows, columns = math.prod(first.shape[:-1]), math.prod(second.shape[:-2]) * math.prod(second.shape[-1:])
-    return int(rows * columns * max(1, *first.shape[-1:]))
-
-
-def _range(arguments: Arguments) -> int:
-    return math.ceil(sum(abs(value) for value in arguments if isinstance(value, int | float)))
-
-
-def _expanded(arguments: Arguments) -> int:
-    """To these sizes; -1 keeps the one there is, of at most all elements."""
-    tensor, *sizes = _flat(arguments)
-    return int(math.prod(abs(size) if size != -1 else 1 for size in sizes) * max(1, _kept(tensor, sizes)))
-
-
-def _kept(tensor: Tensor, sizes: list[int]) -> int:
-    offset = len(sizes) - tensor.ndim
-    kept = (at - offset for at, size in enumerate(sizes) if size == -1 and at >= offset)
-    return math.prod(tensor.shape[at] for at in kept)
-
-
-def _repeated(arguments: Arguments) -> int:
-    tensor, *times = _flat(arguments)
-    return int(tensor.numel() * math.prod(times))
-
-
-def _picked(arguments: Arguments) -> int:
-    value, index = arguments
-    if not isinstance(value, Tensor):
-        return _largest([value])
-    parts = index if isinstance(index, tuple) else (index,)
-    if any(isinstance(part, list) for part in parts):
-        raise TypeError("index with numbers, slices or tensors, not lists")
-    by_number = [part for part in _tensors(parts) if part.dtype != torch.bool]
-    if not by_number:
-        return value.numel()
-    if len(by_number) != len(parts):
-        raise TypeError("index with tensors of numbers alone, or with none")
-    return _broadcast(by_number) * math.prod(value.shape[len(parts) :])
-
-
-def _flat(arguments: Arguments) -> list[Any]:
-    tensor, *sizes = arguments
-    return [tensor, *(sizes[0] if len(sizes) == 1 and isinstance(sizes[0], list | tuple) else sizes)]
-
-
 # -- what operators and the rest do ---------------------------------------------------------------------
-
-
-def _two_tensors(arguments: Arguments) -> tuple[Tensor, Tensor]:
-    tensors = _tensors(arguments)
-    if len(tensors) != 2:
-        raise TypeError("takes two tensors")
-    return tensors[0], tensors[1]
 
 
 def _of_numbers_or_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -155,7 +73,7 @@ def _never_in_place(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _power(base: Any, exponent: Any) -> Any:
-    if not _tensors([base, exponent]) and abs(exponent) > _LARGEST_EXPONENT:
+    if not tensors_in([base, exponent]) and abs(exponent) > _LARGEST_EXPONENT:
         raise ValueError(f"exponents of numbers are at most {_LARGEST_EXPONENT}")
     return operator.pow(base, exponent)
 
@@ -192,40 +110,26 @@ _OPERATOR_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "itruediv": operator.truediv,
     "pow": _power,
 }
-_BOUNDS: list[tuple[frozenset[str], Bound]] = [
-    (named.ELEMENTWISE, _broadcast),
-    (named.FUNCTIONAL, _broadcast),
-    (named.SHRINKING | named.LIKE | named.METHODS_ONLY, _largest),
-    (named.JOINING, _all),
-    (named.PRODUCTS, _product),
-    (named.RANGES, _range),
-    (frozenset({"expand"}), _expanded),
-    (frozenset({"repeat"}), _repeated),
-]
-
-
-def _bound_of(name: str) -> Bound:
-    return next(bound for names, bound in _BOUNDS if name in names)
 
 
 def _functions() -> dict[str, Operation]:
-    table = {"getattr": Operation(_attribute, _largest)}
+    table = {"getattr": Operation(_attribute, largest)}
     for name, short in named.NATIVE.items():
-        table[name] = Operation(_functional(short), _broadcast)
+        table[name] = Operation(_functional(short), broadcast)
     for name in named.FUNCTIONS:
         room, _, short = name.rpartition(".")
         if room == "torch":
-            table[name] = Operation(getattr(torch, short), _bound_of(short))
+            table[name] = Operation(getattr(torch, short), bound_of(short))
         elif room == "torch.nn.functional":
-            table[name] = Operation(_functional(short), _broadcast)
+            table[name] = Operation(_functional(short), broadcast)
         elif room == "math":
-            table[name] = Operation(_of_numbers(getattr(math, short)), _largest)
+            table[name] = Operation(_of_numbers(getattr(math, short)), largest)
         elif room == "operator":
             function = _OPERATOR_FUNCTIONS.get(short) or getattr(operator, short)
-            table[name] = Operation(_of_numbers_or_tensors(function), _broadcast)
-    table["torch.arange"] = Operation(_arange, _range)
-    table["operator.getitem"] = Operation(operator.getitem, _picked)
-    table["operator.matmul"] = Operation(operator.matmul, _product)
+            table[name] = Operation(_of_numbers_or_tensors(function), broadcast)
+    table["torch.arange"] = Operation(_arange, of_range)
+    table["operator.getitem"] = Operation(operator.getitem, picked)
+    table["operator.matmul"] = Operation(operator.matmul, product)
     return table
 
 
@@ -235,8 +139,8 @@ def _functional(name: str) -> Callable[..., Any]:
 
 
 def _methods() -> dict[str, Operation]:
-    table = {name: Operation(getattr(Tensor, name), _bound_of(name)) for name in named.METHODS}
-    table["to"] = Operation(_to, _largest)
+    table = {name: Operation(getattr(Tensor, name), bound_of(name)) for name in named.METHODS}
+    table["to"] = Operation(_to, largest)
     return table
 
 
