@@ -60,6 +60,8 @@ def _matches(connection: Connection, owner: str, request: SessionSearchRequest) 
     after = None
     if request.cursor is not None:
         after = (request.cursor.last_created_at.timestamp(), request.cursor.last_session_id)
+        # A client may keep times less finely than we do; the session it has seen must not come again.
+        narrowed = narrowed.where(_table.c.session_id != request.cursor.last_session_id)
     while True:
         query = narrowed
         if after is not None:
