@@ -142,3 +142,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    # All is done. The newest SDK's native threads now and then abort an interpreter that shuts down.
+    sys.stdout.flush()
+    os._exit(0)
