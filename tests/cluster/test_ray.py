@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,8 +57,13 @@ async def _use(engine: Engine, folder: Path) -> list[object]:
     await engine.open_sampler("sampler", "tiny-llama", folder=folder)
     job = SampleJob(ModelInput.from_ints([1, 2]), SamplingParams(max_tokens=8, stop=[]), seed=1)
     seen.append((await engine.sample("sampler", job)).sequences[0].tokens)
+    streamed = [delta async for delta in engine.stream_sample("sampler", job)]
+    seen.append([token for delta in streamed for part in delta.sequences for token in part.tokens_np])
+    assert seen[-1] == seen[-2]
     with pytest.raises(UserError, match="loss_fn: 'mse' is not a loss"):
         await engine.forward_backward("run", ForwardBackwardInput([DATUM], "mse"), True)
+    with pytest.raises(UserError, match="num_samples"):
+        await anext(engine.stream_sample("sampler", replace(job, num_samples=0)))
     await engine.close()
     return seen
 

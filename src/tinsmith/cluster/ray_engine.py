@@ -5,7 +5,8 @@ The nodes share the data directory and the model folders, by a network file syst
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +21,7 @@ from tinsmith.types import (
     ForwardBackwardInput,
     ForwardBackwardOutput,
     LoraConfig,
+    SampleDelta,
     SampleJob,
     SampleResponse,
     UserError,
@@ -40,6 +42,11 @@ class _EngineActor:
 
     async def call(self, method: str, *arguments: Any, **named: Any) -> Any:
         return await getattr(self._engine, method)(*arguments, **named)
+
+    async def stream_sample(self, sampler_id: str, job: SampleJob) -> AsyncGenerator[SampleDelta, None]:
+        async with aclosing(self._engine.stream_sample(sampler_id, job)) as deltas:
+            async for delta in deltas:
+                yield delta
 
 
 class RayEngine:
@@ -67,9 +74,7 @@ class RayEngine:
         try:
             return await reference
         except RayTaskError as error:
-            if isinstance(error.cause, UserError):
-                raise error.cause from None
-            raise
+            raise _cause(error) from None
         finally:
             ray.cancel(reference)  # nothing, unless the caller has given up
 
@@ -125,6 +130,22 @@ class RayEngine:
         response: SampleResponse = await self._call("sample", sampler_id, job)
         return response
 
+    async def stream_sample(self, sampler_id: str, job: SampleJob) -> AsyncGenerator[SampleDelta, None]:
+        """Sample, with the tokens as they come."""
+        references = self._actor.stream_sample.options(num_returns="streaming").remote(sampler_id, job)
+        try:
+            async for reference in references:
+                yield await reference
+        except RayTaskError as error:
+            raise _cause(error) from None
+        finally:
+            ray.cancel(references)
+
     async def close(self) -> None:
         """Stop the actor."""
         ray.kill(self._actor)
+
+
+def _cause(error: RayTaskError) -> Exception:
+    """The caller's own mistake as it was raised there; anything else as Ray tells it."""
+    return error.cause if isinstance(error.cause, UserError) else error

@@ -24,6 +24,7 @@ from .fast.model import Decoder
 from .fast.products import Products
 from .fast.sampler_adapters import ReadyAdapter
 from .fast.sampler_pass import SamplerPass, Span, groups_of
+from .feed import Listener
 from .places import Place, Places
 from .prefixes import Prefixes
 from .prompt_report import PromptReport
@@ -100,12 +101,16 @@ class Batch:
         self._adapters: WeakKeyDictionary[Sampler, ReadyAdapter] = WeakKeyDictionary()
         self._requests: list[_Request] = []
 
-    def sample(self, sampler: Sampler, job: SampleJob, rows_at_once: int) -> Work[SampleResponse]:
-        """The work of one (validated) request."""
+    def sample(
+        self, sampler: Sampler, job: SampleJob, rows_at_once: int, listener: Listener | None = None
+    ) -> Work[SampleResponse]:
+        """The work of one (validated) request; the listener hears of its samples after each step."""
         request = self._join(sampler, job, rows_at_once)
         try:
             while not request.done:
                 yield self
+                if listener is not None:
+                    listener(request.samples)
         finally:
             self._leave(request)
         answers = [sample.finished(job) for sample in request.samples]

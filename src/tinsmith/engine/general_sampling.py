@@ -13,6 +13,7 @@ from transformers import DynamicCache
 from tinsmith.types import SampleJob, SampleResponse
 
 from .draw import Turn, take
+from .feed import Listener
 from .prompt_report import PromptReport
 from .sampler import Sampler, length_limit
 from .scheduler import Pause, Work
@@ -21,9 +22,17 @@ from .stops import StopRule
 
 
 def sample(
-    sampler: Sampler, job: SampleJob, *, tokens_at_once: int, rows_at_once: int
+    sampler: Sampler,
+    job: SampleJob,
+    *,
+    tokens_at_once: int,
+    rows_at_once: int,
+    listener: Listener | None = None,
 ) -> Work[SampleResponse]:
-    """The work of one (validated) request. Every step is its own no-grad block: others run in between."""
+    """The work of one (validated) request; the listener hears of its samples after each step.
+
+    Every step is its own no-grad block: others run in between.
+    """
     base = sampler.base
     prompt = torch.from_numpy(job.prompt.to_array().astype(np.int64)).to(base.device)
     rule, report = StopRule(base, job.params), PromptReport(base, job, prompt)
@@ -33,7 +42,8 @@ def sample(
     for first in range(0, len(sequences), rows_at_once):
         group = sequences[first : first + rows_at_once]
         last = first + rows_at_once >= len(sequences)
-        yield from _decode(sampler, job, group, cache if last else copy.deepcopy(cache), logits)
+        of_group = cache if last else copy.deepcopy(cache)
+        yield from _decode(sampler, job, group, of_group, logits, listener)
     return report.answer([sequence.finished(job) for sequence in sequences])
 
 
@@ -53,7 +63,12 @@ def _prefill(
 
 
 def _decode(
-    sampler: Sampler, job: SampleJob, sequences: list[Sequence], cache: DynamicCache, logits: Tensor
+    sampler: Sampler,
+    job: SampleJob,
+    sequences: list[Sequence],
+    cache: DynamicCache,
+    logits: Tensor,
+    listener: Listener | None,
 ) -> Work[None]:
     """Decode until every sequence has ended; ended ones leave the batch."""
     live, logits = sequences, logits.expand(len(sequences), -1)
@@ -63,6 +78,8 @@ def _decode(
             turns = [Turn(job, sequence.index, len(sequence.tokens)) for sequence in live]
             for sequence, taken in zip(live, take(logits, turns), strict=True):
                 sequence.take(taken)
+            if listener is not None:
+                listener(live)
             kept = [at for at, sequence in enumerate(live) if sequence.stop_reason is None]
             if not kept:
                 return

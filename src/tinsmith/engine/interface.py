@@ -10,7 +10,7 @@ leaves everything as it was. Any other exception is the engine's own fault.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +20,7 @@ from tinsmith.types import (
     ForwardBackwardInput,
     ForwardBackwardOutput,
     LoraConfig,
+    SampleDelta,
     SampleJob,
     SampleResponse,
 )
@@ -85,6 +86,14 @@ class Engine(Protocol):
 
     async def sample(self, sampler_id: str, job: SampleJob) -> SampleResponse:
         """Sample. Cancelling the task stops decoding within one step."""
+        ...
+
+    def stream_sample(self, sampler_id: str, job: SampleJob) -> AsyncGenerator[SampleDelta, None]:
+        """Sample, and hand out tokens as they are decoded; the last delta carries what `sample` returns.
+
+        A reader slower than decoding gets fewer, longer deltas. Closing the generator, or cancelling the
+        task that waits for it, stops decoding within one step. Errors are those of `sample`.
+        """
         ...
 
     async def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +17,7 @@ from tinsmith.types import (
     ForwardBackwardOutput,
     LoraConfig,
     NotFound,
+    SampleDelta,
     SampleJob,
     SampleResponse,
     UserError,
@@ -26,6 +27,7 @@ from tinsmith.types.validation import check_adam, check_batch, check_lora, check
 from .adamw import AdamState
 from .base import LoadedBase, UnsupportedModel
 from .batch import Batch, BatchLimits
+from .feed import Feed, Listener
 from .general_sampling import sample
 from .interface import BaseModel
 from .lora import fresh_weights
@@ -199,13 +201,32 @@ class LocalEngine:
 
     async def sample(self, sampler_id: str, job: SampleJob) -> SampleResponse:
         """Sample. Cancelling the task stops decoding before the next step."""
+        return await self._sample(sampler_id, job)
+
+    async def stream_sample(self, sampler_id: str, job: SampleJob) -> AsyncGenerator[SampleDelta, None]:
+        """Sample, with the tokens as they come; the last delta has the response."""
+        feed = Feed()
+        sampling = asyncio.create_task(self._sample(sampler_id, job, feed.tell))
+        sampling.add_done_callback(lambda _: feed.end())
+        try:
+            while not sampling.done():
+                await feed.news()
+                if not sampling.done():
+                    yield SampleDelta(feed.take())
+            yield SampleDelta(feed.take(), sampling.result())
+        finally:
+            sampling.cancel()
+
+    async def _sample(
+        self, sampler_id: str, job: SampleJob, listener: Listener | None = None
+    ) -> SampleResponse:
         sampler, limits = self._sampler(sampler_id), self._limits
         model = sampler.model
         check_sample_job(job, vocab_size=model.vocab_size, max_context_length=model.max_context_length)
         each = tokens_to_cache(sampler, job)
         rows = max(1, min(limits.sample_rows, limits.cache_tokens // each))
         return await self._thread.run(
-            self._sample(sampler, job, rows), "sample", cost=each * min(rows, job.num_samples)
+            self._decode(sampler, job, rows, listener), "sample", cost=each * min(rows, job.num_samples)
         )
 
     async def close(self) -> None:
@@ -231,11 +252,15 @@ class LocalEngine:
         call = TrainingCall(adapter, batch, backward=backward, tokens_at_once=limits.tokens)
         return (yield from train(call, self._ready, limits))
 
-    def _sample(self, sampler: Sampler, job: SampleJob, rows: int) -> Work[SampleResponse]:
+    def _decode(
+        self, sampler: Sampler, job: SampleJob, rows: int, listener: Listener | None
+    ) -> Work[SampleResponse]:
         limits, base = self._limits, sampler.base
         if base.decoder is None:
-            work = sample(sampler, job, tokens_at_once=limits.prefill_tokens, rows_at_once=rows)
-            return (yield from work)
+            tokens = limits.prefill_tokens
+            return (
+                yield from sample(sampler, job, tokens_at_once=tokens, rows_at_once=rows, listener=listener)
+            )
         if base not in self._batches:
             of_batch = BatchLimits(
                 prompt_tokens=limits.prefill_tokens,
@@ -244,7 +269,7 @@ class LocalEngine:
                 packed_bytes=limits.packed_bytes,
             )
             self._batches[base] = Batch(base, base.decoder, of_batch)
-        return (yield from self._batches[base].sample(sampler, job, rows))
+        return (yield from self._batches[base].sample(sampler, job, rows, listener))
 
     def _sampler(self, sampler_id: str) -> Sampler:
         self._thread.check_running()

@@ -36,10 +36,12 @@ from .requests import (
 )
 from .sampling import (
     PromptAltTokens,
+    SampleDelta,
     SampledSequence,
     SampleJob,
     SampleResponse,
     SamplingParams,
+    SequenceDelta,
     StopReason,
     TopkLogprobs,
 )
@@ -112,6 +114,7 @@ __all__ = [
     "Reply",
     "Request",
     "RequestErrorCategory",
+    "SampleDelta",
     "SampleJob",
     "SampleRequest",
     "SampleResponse",
@@ -122,6 +125,7 @@ __all__ = [
     "SaveWeightsForSamplerResponse",
     "SaveWeightsRequest",
     "SaveWeightsResponse",
+    "SequenceDelta",
     "StopReason",
     "SupportedModel",
     "TensorData",

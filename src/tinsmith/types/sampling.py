@@ -112,6 +112,27 @@ class SampleResponse:
         return None if self.topk_prompt_logprobs_np is None else self.topk_prompt_logprobs_np.tolist()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SequenceDelta:
+    """Tokens that one sequence of a sample gained; ``stop_reason`` is set where these are its last."""
+
+    index: int  # which of the request's sequences
+    tokens_np: IntArray
+    logprobs_np: FloatArray
+    stop_reason: StopReason | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleDelta:
+    """What a sample gained since the delta before: at most one entry for each sequence.
+
+    The last delta alone has the ``response``, whose sequences are the deltas' tokens end to end.
+    """
+
+    sequences: list[SequenceDelta]
+    response: SampleResponse | None = None
+
+
 def none_for_nan(values: FloatArray) -> list[float | None]:
     """A list with None where the array holds NaN."""
     return [None if value != value else value for value in values.tolist()]
