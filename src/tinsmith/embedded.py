@@ -32,7 +32,9 @@ async def acquire() -> Any:
     """The ASGI application of the service, started on the calling event loop."""
     async with _lock():
         if _Embedded.service is None:
-            service = Service(open_engine({}), Settings(), finder=LocalModels(), private=True)
+            settings = Settings()
+            engine = open_engine({}, settings.engine_options())
+            service = Service(engine, settings, finder=LocalModels(), private=True)
             await service.start()
             _Embedded.service, _Embedded.app = service, create_app(service, Authenticator())
         _Embedded.users += 1

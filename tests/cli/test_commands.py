@@ -37,6 +37,8 @@ def test_every_command_has_help(command: list[str]) -> None:
         (["serve", "--model", "no-such-model"], "no-such-model"),
         (["serve", "--alias", "nonsense"], "nonsense"),
         (["serve", "--port", "70000"], "70000"),
+        (["serve", "--device", "gpu"], "TINSMITH_DEVICE"),
+        (["serve", "--device", "cuda:9", "--model", "tiny-llama"], "cuda:9"),
         (["models", "pull", "no-such-model"], "no-such-model"),
         (["key", "create", "--name", "two words"], "owner"),
         (["key", "revoke", "7"], "7"),

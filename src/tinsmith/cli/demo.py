@@ -50,7 +50,7 @@ def command(model: str, rank: int, epochs: int, batch_size: int, learning_rate: 
         )
         path = training.save_state("demo").result().path
     console.print(_comparison(before, after))
-    console.print(_what_next(path))
+    console.print(_what_next(path), soft_wrap=True)  # a path is there to be copied
 
 
 def _train(

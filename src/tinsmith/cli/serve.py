@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from pydantic import ValidationError
 
 from tinsmith.engine.interface import BaseModel, Engine
 from tinsmith.service.keys import any_key
@@ -25,6 +26,12 @@ from tinsmith.service.settings import Settings
 @click.option(
     "--engine", type=click.Choice(["local", "ray"]), help="Where the numbers are computed.  [default: local]"
 )
+@click.option("--device", help="What they are computed on: auto, cpu, cuda or cuda:1.  [default: auto]")
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", "float32", "bfloat16"]),
+    help="Of the base models' weights.  [default: float32 on a CPU, bfloat16 on a GPU]",
+)
 @click.option(
     "--model", "models", multiple=True, metavar="NAME_OR_FOLDER", help="A base model to offer; repeatable."
 )
@@ -39,7 +46,10 @@ def command(**given: Any) -> None:
     """
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     logging.getLogger("tinsmith").setLevel(logging.INFO)
-    settings = Settings(**{name: value for name, value in given.items() if value not in (None, ())})
+    try:
+        settings = Settings(**{name: value for name, value in given.items() if value not in (None, ())})
+    except ValidationError as error:
+        raise click.ClickException(_told(error)) from error
     try:
         _refuse_open_door(settings)
     except RuntimeError as error:  # of a data directory this version cannot read
@@ -72,10 +82,10 @@ def _engine(settings: Settings, base_models: dict[str, BaseModel]) -> Engine:
             from tinsmith.cluster import RayEngine
         except ModuleNotFoundError as error:
             raise click.ClickException("--engine ray needs Ray: pip install 'tinsmith[cluster]'") from error
-        return RayEngine(base_models)
+        return RayEngine(base_models, settings.engine_options())
     from tinsmith.engine.host import open_engine
 
-    return open_engine(base_models)
+    return open_engine(base_models, settings.engine_options())
 
 
 def _refuse_open_door(settings: Settings) -> None:
@@ -86,6 +96,12 @@ def _refuse_open_door(settings: Settings) -> None:
         f"--host {settings.host} lets other machines in, so a key is needed: make one with `tinsmith key "
         "create`, or give --api-key (or TINSMITH_API_KEY)"
     )
+
+
+def _told(error: ValidationError) -> str:
+    """Each setting that is wrong, by the name it has in the environment."""
+    problems = (("_".join(map(str, problem["loc"])), problem["msg"]) for problem in error.errors())
+    return "\n".join(f"TINSMITH_{name.upper()}: {message}" for name, message in problems)
 
 
 def _is_loopback(host: str) -> bool:

@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import RayTaskError
 
 from tinsmith.engine.host import open_engine
-from tinsmith.engine.interface import BaseModel
+from tinsmith.engine.interface import BaseModel, EngineOptions
 from tinsmith.types import (
     AdamParams,
     ForwardBackwardInput,
@@ -34,8 +34,8 @@ _MOST_CALLS_AT_ONCE = 4096
 class _EngineActor:
     """The local engine in a process of Ray's."""
 
-    def __init__(self, base_models: dict[str, BaseModel], options: dict[str, Any]) -> None:
-        self._engine = open_engine(base_models, **options)
+    def __init__(self, base_models: dict[str, BaseModel], options: EngineOptions) -> None:
+        self._engine = open_engine(base_models, options)
 
     async def add_base_model(self, model: BaseModel) -> None:
         self._engine.add_base_model(model)
@@ -58,11 +58,12 @@ class RayEngine:
     def __init__(
         self,
         base_models: Mapping[str, BaseModel],
+        options: EngineOptions | None = None,
         *,
         num_cpus: float = 1,
-        num_gpus: float = 0,
-        **options: Any,
     ) -> None:
+        options = options or EngineOptions()
+        num_gpus = 1 if options.device.startswith("cuda") else 0
         self._models = dict(base_models)
         placed = _EngineActor.options(  # type: ignore[attr-defined]
             num_cpus=num_cpus, num_gpus=num_gpus, max_concurrency=_MOST_CALLS_AT_ONCE

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tinsmith.types import UserError
 
-from .interface import BaseModel
+from .interface import BaseModel, EngineOptions
 from .models import Alias, Catalogue, ModelUnavailable
 
 if TYPE_CHECKING:
@@ -62,8 +62,24 @@ class LocalModels:
         return {entry.name: entry.context_length for entry in self._catalogue.entries()}
 
 
-def open_engine(base_models: dict[str, BaseModel], dtype: str = "float32") -> LocalEngine:
+def open_engine(base_models: dict[str, BaseModel], options: EngineOptions | None = None) -> LocalEngine:
     """The engine in this process."""
     from .local import LocalEngine  # brings torch in
 
-    return LocalEngine(base_models, dtype=dtype)
+    options = options or EngineOptions()
+    device, dtype = _choose(options)
+    return LocalEngine(base_models, device=device, dtype=dtype, lora_alpha=options.lora_alpha)
+
+
+def _choose(options: EngineOptions) -> tuple[str, str]:
+    """The device and the data type that `auto` stands for here; a device that is not here is refused."""
+    import torch
+
+    gpu = torch.cuda.is_available()
+    device = ("cuda" if gpu else "cpu") if options.device == "auto" else options.device
+    present = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    if device not in ("cpu", "cuda", *present) or (device == "cuda" and not gpu):
+        raise ValueError(f"device: {device!r} is not here; torch finds {', '.join(('cpu', *present))}")
+    if options.dtype != "auto":
+        return device, options.dtype
+    return device, "float32" if device == "cpu" else "bfloat16"

@@ -37,6 +37,15 @@ class BaseModel:
     max_context_length: int
 
 
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What an engine computes on, and how."""
+
+    device: str = "auto"  # auto: a GPU where there is one | cpu | cuda | cuda:1
+    dtype: str = "auto"  # of the base model. auto: float32 on a CPU, bfloat16 on a GPU
+    lora_alpha: float = 32.0  # for every rank; an adapter's share of the output is alpha / rank
+
+
 class Engine(Protocol):
     """The numbers: adapters, losses, optimizer steps, samples."""
 

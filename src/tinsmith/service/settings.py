@@ -6,8 +6,10 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, StringConstraints, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from tinsmith.engine.interface import EngineOptions
 
 from .client_flags import ClientFlags
 from .prices import Price
@@ -32,6 +34,13 @@ class Settings(BaseSettings):
     )
     aliases: Annotated[tuple[str, ...], NoDecode] = Field((), description="second names, NAME=MODEL")
     engine: Literal["local", "ray"] = Field("local", description="where the numbers are computed")
+    device: Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = Field(
+        "auto", description="what they are computed on: auto (a GPU where there is one), cpu, cuda, cuda:1"
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="of the base models' weights; auto: float32 on a CPU, bfloat16 on a GPU"
+    )
+    lora_alpha: float = Field(32.0, gt=0, description="LoRA alpha, for every rank")
     api_key: SecretStr | None = Field(
         None, description="the key clients must present; none: open to this machine"
     )
@@ -67,3 +76,7 @@ class Settings(BaseSettings):
         if isinstance(value, str):
             return tuple(part.strip() for part in value.split(",") if part.strip())
         return value
+
+    def engine_options(self) -> EngineOptions:
+        """What of this is the engine's."""
+        return EngineOptions(self.device, self.dtype, self.lora_alpha)
