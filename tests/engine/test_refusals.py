@@ -184,7 +184,7 @@ JOBS = {
     "ids": (job([5], n=2, sequence_ids=("a",)), "sequence_ids", "1 ids for 2"),
     "topk prompt": (job([5], topk_prompt_logprobs=-1), "topk_prompt_logprobs", "0 to 512"),
     "topk sample": (job([5], topk_sample_logprobs=513), "topk_sample_logprobs", "0 to 512"),
-    "alt": (job([5], prompt_alt_tokens_k=-2), "prompt_alt_tokens_k", "0 to 512"),
+    "alt": (job([5], prompt_alt_tokens_k=-2), "prompt_alt_tokens_k", "0 to 1024"),
     "last without": (job([5], prompt_logprobs_last_n=1), "prompt_logprobs_last_n", "needs prompt_logprobs"),
     "last zero": (
         job([5], prompt_logprobs=True, prompt_logprobs_last_n=0),

@@ -233,9 +233,10 @@ def test_everything_about_the_prompt(models) -> None:
     np.testing.assert_array_equal(top.token_ids[1:], order[:, :2])
     np.testing.assert_allclose(top.logprobs[1:], np.take_along_axis(expected, order[:, :2], 1), atol=1e-4)
     alternatives = answer.prompt_alt_tokens
-    np.testing.assert_array_equal(alternatives.tokens.to_numpy(), order[:, :3])
+    assert alternatives.tokens.shape == [len(PROMPT) - 1, 3]
+    drawn = alternatives.tokens.to_numpy()
     np.testing.assert_allclose(
-        alternatives.logprobs.to_numpy(), np.take_along_axis(expected, order[:, :3], 1), atol=1e-4
+        alternatives.logprobs.to_numpy(), np.take_along_axis(expected, drawn, 1), atol=1e-4
     )
     asked = np.where(targets >= 0, np.take_along_axis(expected, np.maximum(targets, 0), 1), 0.0)
     assert answer.target_prompt_logprobs.shape == list(targets.shape)
@@ -247,13 +248,42 @@ def test_everything_about_the_prompt(models) -> None:
     np.testing.assert_allclose(answer.target_prompt_logprobs.to_numpy(), asked, atol=1e-4)
 
 
+def alternatives(models, **how) -> np.ndarray:
+    (answer,) = sampled(models, job(PROMPT, max_tokens=1, **how), prefill_tokens=5)
+    return answer.prompt_alt_tokens.tokens.to_numpy()
+
+
+def test_alternatives_to_the_prompt_are_independent_draws_at_the_temperature(models) -> None:
+    draws, temperature = 1000, 0.5
+    sharpened = prompt_distribution(models) / temperature
+    expected = np.exp(sharpened) / np.exp(sharpened).sum(1, keepdims=True)
+    # Neither top_k nor top_p narrows them, and the same token comes as often as its probability says.
+    drawn = alternatives(models, prompt_alt_tokens_k=draws, temperature=temperature, seed=3, top_k=1)
+    for row, probabilities in zip(drawn, expected, strict=True):
+        found = np.bincount(row, minlength=len(probabilities)) / draws
+        allowed = 5 * np.sqrt(probabilities * (1 - probabilities) / draws) + 2 / draws
+        assert (np.abs(found - probabilities) <= allowed).all()
+    again = alternatives(models, prompt_alt_tokens_k=4, temperature=temperature, seed=3)
+    np.testing.assert_array_equal(again, drawn[:, :4])
+    assert (alternatives(models, prompt_alt_tokens_k=4, temperature=temperature, seed=4) != again).any()
+
+
+def test_alternatives_at_temperature_0_are_the_most_likely_token(models) -> None:
+    best = prompt_distribution(models).argmax(1)
+    np.testing.assert_array_equal(
+        alternatives(models, prompt_alt_tokens_k=2, temperature=0.0), np.stack([best, best], 1)
+    )
+
+
 @pytest.mark.parametrize("last", [1, 4, 11, 12, 100])
 def test_only_the_last_prompt_logprobs(models, last: int) -> None:
-    ask = job(PROMPT, max_tokens=1, prompt_logprobs=True, prompt_logprobs_last_n=last)
+    ask = job(PROMPT, max_tokens=1, prompt_logprobs=True, prompt_logprobs_last_n=last, topk_prompt_logprobs=2)
     (answer,) = sampled(models, ask, prefill_tokens=5)
     own = np.append(np.nan, prompt_distribution(models)[np.arange(len(PROMPT) - 1), PROMPT[1:]])
     own[: max(0, len(PROMPT) - last)] = np.nan
     np.testing.assert_allclose(answer.prompt_logprobs_np, own, atol=1e-4)
+    unknown = [row is None for row in answer.topk_prompt_logprobs]
+    assert unknown == np.isnan(own).tolist()
 
 
 def test_a_prompt_of_one_token(models) -> None:

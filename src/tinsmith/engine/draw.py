@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from tinsmith.types import SampleJob, SamplingParams
 
+_OF_PROMPT = 1  # purpose of random numbers that are not for a sample's own tokens
 _BLOCK = 256  # tokens whose probabilities are added up before one of them is looked for
 
 
@@ -73,6 +74,17 @@ def draw(logits: Tensor, params: SamplingParams, seed: int, samples: Sequence[in
     return _draw(logits, params, [uniform(seed, sample, step) for sample in samples])
 
 
+def draw_alternatives(logprobs: Tensor, job: SampleJob, position: int, count: int) -> Tensor:
+    """``count`` independent draws [rows, count] of what could follow each row's prompt position.
+
+    The rows are of ``position`` and those after it. Only the job's temperature and seed are heeded.
+    """
+    params = SamplingParams(temperature=job.params.temperature)
+    steps = range(position, position + len(logprobs))
+    draws = ([uniform(job.seed, draw, step, _OF_PROMPT) for step in steps] for draw in range(count))
+    return torch.stack([_draw(logprobs, params, each).tokens for each in draws], dim=1)
+
+
 def _draw(logits: Tensor, params: SamplingParams, draws: Sequence[float]) -> Drawn:
     if params.temperature == 0:
         return Drawn(logits.argmax(dim=1), torch.log_softmax(logits, dim=1))
@@ -83,9 +95,9 @@ def _draw(logits: Tensor, params: SamplingParams, draws: Sequence[float]) -> Dra
     return Drawn(_invert(allowed, torch.tensor(draws, dtype=torch.float64, device=logits.device)), logprobs)
 
 
-def uniform(seed: int, sample: int, step: int) -> float:
+def uniform(seed: int, sample: int, step: int, purpose: int = 0) -> float:
     """A number in [0, 1) from a counter: sample i's step t gives the same in any batch, at any time."""
-    generator = np.random.Generator(np.random.Philox(key=seed, counter=[0, step, sample, 0]))
+    generator = np.random.Generator(np.random.Philox(key=seed, counter=[0, step, sample, purpose]))
     return float(generator.random())
 
 

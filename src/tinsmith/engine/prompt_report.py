@@ -20,6 +20,7 @@ from tinsmith.types import (
 from tinsmith.types.sampling import TOPK_EMPTY_LOGPROB
 
 from .base import LoadedBase
+from .draw import draw_alternatives
 from .head import row_chunks
 
 
@@ -29,13 +30,16 @@ class PromptReport:
     def __init__(self, base: LoadedBase, job: SampleJob, prompt: Tensor) -> None:
         self._base, self._job, self._prompt = base, job, prompt
         length = len(prompt)
-        self._k = max(job.topk_prompt_logprobs, job.prompt_alt_tokens_k)
+        self._k = job.topk_prompt_logprobs
         self._logprobs = np.full(length, np.nan, dtype=np.float32)
         self._top_ids = np.zeros((length, self._k), dtype=np.int32)
         self._top = np.full((length, self._k), TOPK_EMPTY_LOGPROB, dtype=np.float32)
         targets = job.target_prompt_logprobs
         self._targets = None if targets is None else torch.from_numpy(targets.to_numpy(pad_value=-1).copy())
         self._target_rows: list[npt.NDArray[np.float32]] = []
+        self._alternatives: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]] = []
+        # The first position whose own logprobs are wanted.
+        self._scored = max(1, length - (job.prompt_logprobs_last_n or length))
         self.first = self._first_position()
 
     def read(self, start: int, hidden: Tensor, logits: Callable[[Tensor], Tensor]) -> None:
@@ -61,16 +65,16 @@ class PromptReport:
         return self._logprobs if self._job.prompt_logprobs else None
 
     def topk(self) -> TopkLogprobs | None:
-        """The k most likely tokens at each position; the first is empty."""
-        k = self._job.topk_prompt_logprobs
-        return TopkLogprobs(self._top_ids[:, :k].copy(), self._top[:, :k].copy()) if k else None
+        """The k most likely tokens at each position; empty where `prompt_logprobs` is NaN."""
+        return TopkLogprobs(self._top_ids, self._top) if self._k else None
 
     def alt_tokens(self) -> PromptAltTokens | None:
-        """The same from the second position on, as tensors."""
+        """Tokens drawn at each position after the first."""
         k = self._job.prompt_alt_tokens_k
         if not k:
             return None
-        ids, logprobs = self._top_ids[1:, :k].astype(np.int64), self._top[1:, :k]
+        ids = np.concatenate([np.zeros((0, k), dtype=np.int64), *(ids for ids, _ in self._alternatives)])
+        logprobs = np.concatenate([np.zeros((0, k), dtype=np.float32), *(p for _, p in self._alternatives)])
         return PromptAltTokens(TensorData.from_numpy(ids), TensorData.from_numpy(logprobs))
 
     def target_logprobs(self) -> TensorData | None:
@@ -89,24 +93,28 @@ class PromptReport:
 
     def _first_position(self) -> int:
         """The first hidden state anybody asks about."""
-        job, length = self._job, len(self._prompt)
-        if self._k or self._targets is not None:
+        job = self._job
+        if job.prompt_alt_tokens_k or self._targets is not None:
             return 0
-        if not job.prompt_logprobs:
-            return length
-        return max(0, length - 1 - (job.prompt_logprobs_last_n or length))
+        return self._scored - 1 if job.prompt_logprobs or self._k else len(self._prompt)
 
     def _record(self, position: int, logprobs: Tensor) -> None:
         """Rows of log-probabilities of what follows position, position + 1, ..."""
-        after = slice(position + 1, position + 1 + len(logprobs))
-        tokens = self._prompt[after]
-        self._logprobs[after] = logprobs.gather(1, tokens[:, None])[:, 0].cpu().numpy()
-        if self._job.prompt_logprobs_last_n is not None:
-            self._logprobs[: max(0, len(self._prompt) - self._job.prompt_logprobs_last_n)] = np.nan
-        if self._k:
-            values, ids = torch.topk(logprobs, self._k, dim=1)
-            self._top[after], self._top_ids[after] = values.cpu().numpy(), ids.cpu().numpy()
+        self._score(position + 1, logprobs)
+        if self._job.prompt_alt_tokens_k:
+            ids = draw_alternatives(logprobs, self._job, position, self._job.prompt_alt_tokens_k)
+            self._alternatives.append((ids.cpu().numpy(), logprobs.gather(1, ids).cpu().numpy()))
         if self._targets is not None:
             asked = self._targets[position : position + len(logprobs)].to(logprobs.device)
             found = logprobs.gather(1, asked.clamp(min=0)).masked_fill(asked < 0, 0.0)
             self._target_rows.append(found.cpu().numpy())
+
+    def _score(self, position: int, logprobs: Tensor) -> None:
+        """The prompt's own tokens from this position on, as far as they are wanted."""
+        skipped = max(0, self._scored - position)
+        logprobs = logprobs[skipped:]
+        after = slice(position + skipped, position + skipped + len(logprobs))
+        self._logprobs[after] = logprobs.gather(1, self._prompt[after, None])[:, 0].cpu().numpy()
+        if self._k:
+            values, ids = torch.topk(logprobs, self._k, dim=1)
+            self._top[after], self._top_ids[after] = values.cpu().numpy(), ids.cpu().numpy()

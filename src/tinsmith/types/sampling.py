@@ -56,7 +56,9 @@ class TopkLogprobs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptAltTokens:
-    """For each prompt position after the first, the k most likely tokens there and their logprobs."""
+    """For each prompt position after the first, k tokens drawn there at the request's temperature, each
+    independently of the others; and the model's logprob of each.
+    """
 
     tokens: TensorData
     logprobs: TensorData

@@ -240,8 +240,9 @@ def check_sample_job(job: SampleJob, *, vocab_size: int, max_context_length: int
     _within(job.seed, 0, MAX_SEED, "sampling_params.seed")
     if job.sequence_ids and len(job.sequence_ids) != job.num_samples:
         raise UserError(f"{len(job.sequence_ids)} ids for {job.num_samples} samples", field="sequence_ids")
-    for name in ("topk_prompt_logprobs", "topk_sample_logprobs", "prompt_alt_tokens_k"):
+    for name in ("topk_prompt_logprobs", "topk_sample_logprobs"):
         _within(getattr(job, name), 0, min(MAX_TOPK, vocab_size), name)
+    _within(job.prompt_alt_tokens_k, 0, MAX_TOPK, "prompt_alt_tokens_k")  # drawn, so one may come twice
     if job.prompt_logprobs_last_n is not None:
         if not job.prompt_logprobs:
             raise UserError("needs prompt_logprobs", field="prompt_logprobs_last_n")
