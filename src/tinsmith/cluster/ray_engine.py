@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import RayTaskError
 
 from tinsmith.engine.host import open_engine
-from tinsmith.engine.interface import BaseModel, EngineOptions
+from tinsmith.engine.interface import NOBODY_ELSE, BaseModel, EngineOptions, Tenant
 from tinsmith.types import (
     AdamParams,
     ForwardBackwardInput,
@@ -88,9 +88,11 @@ class RayEngine:
         self._models[model.name] = model
         self._actor.add_base_model.remote(model)  # calls of one caller reach an actor in order
 
-    async def create_adapter(self, run_id: str, base_model: str, lora: LoraConfig) -> None:
+    async def create_adapter(
+        self, run_id: str, base_model: str, lora: LoraConfig, tenant: Tenant = NOBODY_ELSE
+    ) -> None:
         """A fresh adapter."""
-        await self._call("create_adapter", run_id, base_model, lora)
+        await self._call("create_adapter", run_id, base_model, lora, tenant)
 
     async def drop_adapter(self, run_id: str) -> None:
         """Forget an adapter."""
@@ -117,10 +119,16 @@ class RayEngine:
         await self._call("load_adapter", run_id, folder, optimizer)
 
     async def open_sampler(
-        self, sampler_id: str, base_model: str, folder: Path | None = None, run_id: str | None = None
+        self,
+        sampler_id: str,
+        base_model: str,
+        folder: Path | None = None,
+        run_id: str | None = None,
+        tenant: Tenant = NOBODY_ELSE,
     ) -> None:
         """An immutable sampler."""
-        await self._call("open_sampler", sampler_id, base_model, folder=folder, run_id=run_id)
+        named = {"folder": folder, "run_id": run_id, "tenant": tenant}
+        await self._call("open_sampler", sampler_id, base_model, **named)
 
     async def close_sampler(self, sampler_id: str) -> None:
         """Forget a sampler."""

@@ -25,12 +25,14 @@ from .fast.products import Products
 from .fast.sampler_adapters import ReadyAdapter
 from .fast.sampler_pass import SamplerPass, Span, groups_of
 from .feed import Listener
+from .interface import Tenant
 from .places import Place, Places
 from .prefixes import Prefixes
 from .prompt_report import PromptReport
 from .sampler import Sampler, length_limit
 from .scheduler import Work
 from .sequence import Sequence as Sample
+from .shares import Shares
 from .stops import StopRule
 
 
@@ -57,6 +59,7 @@ class _Request:
     """One request: first its prompt is read, then its samples run, so many at a time."""
 
     job: SampleJob
+    tenant: Tenant
     adapter: ReadyAdapter | None
     prompt: Tensor
     report: PromptReport
@@ -93,8 +96,8 @@ class _Part:
 class Batch:
     """All requests on one base model. Work that samples yields the batch: "advance me with everybody"."""
 
-    def __init__(self, base: LoadedBase, decoder: Decoder, limits: BatchLimits) -> None:
-        self._base, self._decoder, self._limits = base, decoder, limits
+    def __init__(self, base: LoadedBase, decoder: Decoder, shares: Shares, limits: BatchLimits) -> None:
+        self._base, self._decoder, self._shares, self._limits = base, decoder, shares, limits
         self._places, self._memory = Places(), KvMemory(decoder)
         self._pass = SamplerPass(decoder, Products(decoder, limits.packed_bytes), self._memory, self._places)
         self._prefixes: Prefixes[Stretch] = Prefixes(limits.prefix_tokens)
@@ -127,7 +130,7 @@ class Batch:
 
     @torch.no_grad()
     def step(self) -> None:
-        """One pass through the model for everybody."""
+        """One pass through the model for everybody whose tenant is not ahead of the others."""
         parts = self._plan()
         if parts:
             self._compute(parts)
@@ -142,7 +145,7 @@ class Batch:
         limit = length_limit(sampler, job)
         samples = [Sample(index, rule.watcher(), limit) for index in range(job.num_samples)]
         report = PromptReport(self._base, job, prompt)
-        request = _Request(job, self._ready(sampler), prompt, report, samples, rows_at_once)
+        request = _Request(job, sampler.tenant, self._ready(sampler), prompt, report, samples, rows_at_once)
         request.waiting.extend(samples)
         common, stretch = self._prefixes.longest(request.adapter, tokens)
         # The last token is read in any case, for what follows it; so is whatever is asked about.
@@ -174,22 +177,33 @@ class Batch:
 
     def _plan(self) -> list[_Part]:
         """Who computes what, those with the same adapter side by side."""
+        requests = self._entitled()
         decoding = [
             _Part(request, self._decode_span(request, running), running)
-            for request in self._requests
+            for request in requests
             for running in request.running
         ]
         limits = self._limits
         budget = limits.prompt_tokens_beside if decoding else limits.prompt_tokens
-        return sorted([*decoding, *self._prompt_parts(budget)], key=lambda part: id(part.span.adapter))
+        parts = [*decoding, *self._prompt_parts(requests, budget)]
+        for part in parts:
+            self._shares.count(part.request.tenant, len(part.span.tokens))
+        return sorted(parts, key=lambda part: id(part.span.adapter))
+
+    def _entitled(self) -> list[_Request]:
+        """Requests of tenants who are not ahead, those who had least first; among a tenant's, in order."""
+        tenants = {request.tenant.name for request in self._requests}
+        entitled = {name: self._shares.had(name) for name in tenants if self._shares.may_join(name)}
+        theirs = [request for request in self._requests if request.tenant.name in entitled]
+        return sorted(theirs, key=lambda request: entitled[request.tenant.name])
 
     def _decode_span(self, request: _Request, running: _Running) -> Span:
         position = len(request.prompt) + len(running.sample.tokens) - 1
         self._memory.move(self._places.grow(running.place, position + 1))
         return Span(running.sample.tokens[-1:], position, running.place, request.adapter, True)
 
-    def _prompt_parts(self, budget: int) -> Iterator[_Part]:
-        for request in self._requests:
+    def _prompt_parts(self, requests: list[_Request], budget: int) -> Iterator[_Part]:
+        for request in requests:
             if request.place is not None and budget > 0:
                 tokens = request.prompt[request.read : request.read + budget].tolist()
                 budget -= len(tokens)

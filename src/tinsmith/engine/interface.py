@@ -46,6 +46,21 @@ class EngineOptions:
     lora_alpha: float = 32.0  # for every rank; an adapter's share of the output is alpha / rank
 
 
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """On whose account something is computed. Tenants share an engine's time by their weights."""
+
+    name: str = ""
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.weight > 0:
+            raise ValueError(f"weight: {self.weight} is not above 0")
+
+
+NOBODY_ELSE = Tenant()  # where there is only one
+
+
 class Engine(Protocol):
     """The numbers: adapters, losses, optimizer steps, samples."""
 
@@ -57,8 +72,13 @@ class Engine(Protocol):
         """Offer one more base model."""
         ...
 
-    async def create_adapter(self, run_id: str, base_model: str, lora: LoraConfig) -> None:
-        """A fresh adapter: its weights follow from ``lora.seed`` alone, which is always set."""
+    async def create_adapter(
+        self, run_id: str, base_model: str, lora: LoraConfig, tenant: Tenant = NOBODY_ELSE
+    ) -> None:
+        """A fresh adapter: its weights follow from ``lora.seed`` alone, which is always set.
+
+        Whatever is done for it is on the tenant's account.
+        """
         ...
 
     async def drop_adapter(self, run_id: str) -> None:
@@ -84,9 +104,17 @@ class Engine(Protocol):
         ...
 
     async def open_sampler(
-        self, sampler_id: str, base_model: str, folder: Path | None = None, run_id: str | None = None
+        self,
+        sampler_id: str,
+        base_model: str,
+        folder: Path | None = None,
+        run_id: str | None = None,
+        tenant: Tenant = NOBODY_ELSE,
     ) -> None:
-        """An immutable sampler: of a saved folder, of a copy of a run's weights now, or of the bare base."""
+        """An immutable sampler: of a saved folder, of a copy of a run's weights now, or of the bare base.
+
+        Samples are on the tenant's account.
+        """
         ...
 
     async def close_sampler(self, sampler_id: str) -> None:

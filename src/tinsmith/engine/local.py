@@ -29,7 +29,7 @@ from .base import LoadedBase, UnsupportedModel
 from .batch import Batch, BatchLimits
 from .feed import Feed, Listener
 from .general_sampling import sample
-from .interface import BaseModel
+from .interface import NOBODY_ELSE, BaseModel, Tenant
 from .lora import fresh_weights
 from .peft_files import SavedAdapter, check_fits, read_adapter, write_adapter
 from .sampler import Sampler, tokens_to_cache
@@ -96,7 +96,9 @@ class LocalEngine:
 
     # -- runs -------------------------------------------------------------------------------------------
 
-    async def create_adapter(self, run_id: str, base_model: str, lora: LoraConfig) -> None:
+    async def create_adapter(
+        self, run_id: str, base_model: str, lora: LoraConfig, tenant: Tenant = NOBODY_ELSE
+    ) -> None:
         """A fresh adapter whose weights follow from ``lora.seed``."""
         model, limits = self._model(base_model), self._limits
         check_lora(lora, max_rank=limits.max_lora_rank)
@@ -112,7 +114,7 @@ class LocalEngine:
             weights = fresh_weights(
                 linears, rank=lora.rank, alpha=self._alpha, seed=seed, device=self._device
             )
-            self._adapters[run_id] = TrainingAdapter(base, model, lora, weights)
+            self._adapters[run_id] = TrainingAdapter(base, model, lora, weights, tenant=tenant)
 
         await self._thread.call(create)
 
@@ -124,7 +126,8 @@ class LocalEngine:
         self, run_id: str, batch: ForwardBackwardInput, backward: bool
     ) -> ForwardBackwardOutput:
         """The summed loss; with ``backward`` the gradient is added to the run's."""
-        return await self._thread.run(self._train(run_id, batch, backward), "train")
+        tenant = self._tenant(run_id)
+        return await self._thread.run(self._train(run_id, batch, backward), "train", tenant=tenant)
 
     async def optim_step(self, run_id: str, params: AdamParams) -> dict[str, float]:
         """One step of AdamW. Without an accumulated gradient nothing moves (see `TrainingAdapter.step`)."""
@@ -163,7 +166,12 @@ class LocalEngine:
     # -- samplers ---------------------------------------------------------------------------------------
 
     async def open_sampler(
-        self, sampler_id: str, base_model: str, folder: Path | None = None, run_id: str | None = None
+        self,
+        sampler_id: str,
+        base_model: str,
+        folder: Path | None = None,
+        run_id: str | None = None,
+        tenant: Tenant = NOBODY_ELSE,
     ) -> None:
         """A sampler of a saved folder, of a copy of a run's weights, or of the bare base."""
         if folder is not None and run_id is not None:
@@ -185,7 +193,7 @@ class LocalEngine:
                         f"the run trains {adapter.model.name}, not {model.name}", field="base_model"
                     )
                 weights = adapter.weights.copy()
-            self._samplers[sampler_id] = Sampler(base, model, weights)
+            self._samplers[sampler_id] = Sampler(base, model, weights, tenant)
 
         await self._thread.call(open_)
 
@@ -225,9 +233,9 @@ class LocalEngine:
         check_sample_job(job, vocab_size=model.vocab_size, max_context_length=model.max_context_length)
         each = tokens_to_cache(sampler, job)
         rows = max(1, min(limits.sample_rows, limits.cache_tokens // each))
-        return await self._thread.run(
-            self._decode(sampler, job, rows, listener), "sample", cost=each * min(rows, job.num_samples)
-        )
+        cost = each * min(rows, job.num_samples)
+        work = self._decode(sampler, job, rows, listener)
+        return await self._thread.run(work, "sample", cost=cost, tenant=sampler.tenant)
 
     async def close(self) -> None:
         """Stop after the current step; whoever still waits hears `EngineStopped`."""
@@ -250,7 +258,7 @@ class LocalEngine:
         )
         limits = TrainLimits(self._limits.train_tokens, self._limits.train_bytes)
         call = TrainingCall(adapter, batch, backward=backward, tokens_at_once=limits.tokens)
-        return (yield from train(call, self._ready, limits))
+        return (yield from train(call, self._ready, self._thread.shares("train"), limits))
 
     def _decode(
         self, sampler: Sampler, job: SampleJob, rows: int, listener: Listener | None
@@ -268,7 +276,7 @@ class LocalEngine:
                 prefix_tokens=limits.prefix_tokens,
                 packed_bytes=limits.packed_bytes,
             )
-            self._batches[base] = Batch(base, base.decoder, of_batch)
+            self._batches[base] = Batch(base, base.decoder, self._thread.shares("sample"), of_batch)
         return (yield from self._batches[base].sample(sampler, job, rows, listener))
 
     def _sampler(self, sampler_id: str) -> Sampler:
@@ -276,6 +284,10 @@ class LocalEngine:
         if sampler_id not in self._samplers:
             raise NotFound(f"no sampler {sampler_id!r}", field="sampling_session_id")
         return self._samplers[sampler_id]
+
+    def _tenant(self, run_id: str) -> Tenant:
+        adapter = self._adapters.get(run_id)
+        return NOBODY_ELSE if adapter is None else adapter.tenant
 
     def _adapter(self, run_id: str) -> TrainingAdapter:
         if run_id not in self._adapters:

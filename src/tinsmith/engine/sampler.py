@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tinsmith.types import SampleJob
 
 from .base import LoadedBase
-from .interface import BaseModel
+from .interface import NOBODY_ELSE, BaseModel, Tenant
 from .lora import LoraWeights
 
 
@@ -18,6 +18,7 @@ class Sampler:
     base: LoadedBase
     model: BaseModel
     weights: LoraWeights | None
+    tenant: Tenant = NOBODY_ELSE
 
 
 def tokens_to_cache(sampler: Sampler, job: SampleJob) -> int:

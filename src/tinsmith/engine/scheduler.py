@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal, Protocol, TypeVar
 
+from .interface import NOBODY_ELSE, Tenant
+from .shares import Shares
+
 LaneName = Literal["control", "train", "sample"]
 T = TypeVar("T")
+_RESERVE = 0.25  # of a budget, on top of it: for tenants who find all of it taken by others
 
 
 class Pause(Enum):
@@ -43,6 +47,7 @@ class _Job:
     work: Work[Any]
     future: Future[Any]
     cost: int
+    tenant: Tenant
     paused: Pause | Shared | None = None  # what it yielded last
     started: bool = False
     over: bool = False
@@ -50,46 +55,67 @@ class _Job:
 
 @dataclass(eq=False)
 class _Lane:
-    """Jobs of one kind. Those within the budget take turns, the others wait in line; one is always let in."""
+    """Jobs of one kind. Those within the budget take turns, the others wait in line; one is always let in.
+
+    Whose turn it is, and who is let in, goes by tenant first and then by order: a crowd keeps nobody out.
+    """
 
     budget: float = float("inf")
-    taken: int = 0
-    seconds: float = 0.0  # thread time used, to share it fairly
+    seconds: float = 0.0  # thread time used, to share it fairly between lanes
+    shares: Shares = field(default_factory=Shares)
     turns: deque[_Job] = field(default_factory=deque)
-    line: deque[_Job] = field(default_factory=deque)
+    lines: dict[str, deque[_Job]] = field(default_factory=dict)  # by tenant
+    held: Counter[str] = field(default_factory=Counter)  # of the budget, by tenant
 
     def add(self, job: _Job) -> None:
-        self.line.append(job)
+        self.lines.setdefault(job.tenant.name, deque()).append(job)
         self._let_in()
 
     def next_jobs(self) -> list[_Job]:
-        """The first; with it all who wait for the same shared step, and newcomers, who may join it."""
+        """Whose turn it is; with it all who wait for the same shared step, and newcomers, who may join."""
+        self.shares.attend(job.tenant.name for job in self.turns)
+        if self.turns[0].paused is not Pause.KEEP_TURN:
+            first = min(self.turns, key=lambda job: self.shares.had(job.tenant.name))
+            self.turns.remove(first)
+            self.turns.appendleft(first)
         first = self.turns[0]
         if not _waits_for_step(first):
             return [first]
         return [job for job in self.turns if job.paused is first.paused or not job.started]
 
-    def settle(self, jobs: list[_Job]) -> None:
+    def settle(self, jobs: list[_Job], seconds: float) -> None:
         """After a turn of these: who is over makes room, the others go behind unless they keep their turn."""
         first = self.turns[0]
+        goes_on = not first.over and first.paused is Pause.KEEP_TURN
+        self.seconds += seconds
+        self.shares.charge(seconds, first.tenant, turn_goes_on=goes_on)
         for job in jobs:
             if job.over:
                 self.turns.remove(job)
-                self.taken -= job.cost
-        if not first.over and first.paused is not Pause.KEEP_TURN:
+                self.held[job.tenant.name] -= job.cost
+        self.held = +self.held
+        if not first.over and not goes_on:
             self.turns.rotate(-1)
         self._let_in()
 
     def clear(self) -> list[_Job]:
-        jobs = [*self.turns, *self.line]
+        jobs = [*self.turns, *(job for line in self.lines.values() for job in line)]
         self.turns.clear()
-        self.line.clear()
+        self.lines.clear()
         return jobs
 
     def _let_in(self) -> None:
-        while self.line and (not self.turns or self.taken + self.line[0].cost <= self.budget):
-            job = self.line.popleft()
-            self.taken += job.cost
+        """Whoever holds least of the budget for his weight is next; who holds none may use the reserve."""
+        while self.lines:
+            name = min(self.lines, key=lambda name: self.held[name] / self.lines[name][0].tenant.weight)
+            line = self.lines[name]
+            budget = self.budget * (1 if self.held[name] else 1 + _RESERVE)
+            if self.turns and self.held.total() + line[0].cost > budget:
+                return
+            job = line.popleft()
+            if not line:
+                del self.lines[name]
+            self.held[name] += job.cost
             self.turns.append(job)
 
 
@@ -97,10 +123,18 @@ class ComputeThread:
     """Runs generators cooperatively.
 
     Short control work goes first. Training and sampling each get half of the thread's time while both
-    have something to do, however long the steps of either are; within a lane, jobs take turns.
+    have something to do, however long the steps of either are; within a lane, tenants do, and the jobs of
+    one tenant take turns.
     """
 
-    def __init__(self, *, sampling_budget: int, on_start: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        *,
+        sampling_budget: int,
+        on_start: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
         self._control = _Lane()
         self._shared = {"train": _Lane(), "sample": _Lane(sampling_budget)}
         self._lanes: dict[str, _Lane] = {"control": self._control, **self._shared}
@@ -112,12 +146,12 @@ class ComputeThread:
         )
         self._thread.start()
 
-    async def run(self, work: Work[T], lane: LaneName, cost: int = 0) -> T:
+    async def run(self, work: Work[T], lane: LaneName, cost: int = 0, tenant: Tenant = NOBODY_ELSE) -> T:
         """The result of ``work``. Cancelling this call ends the work before its next step.
 
         ``cost``: the share of the lane's budget it takes, from its first step to its last.
         """
-        job = _Job(work, Future(), cost)
+        job = _Job(work, Future(), cost, tenant)
         with self._wake:
             self.check_running()
             self._catch_up(lane)
@@ -129,6 +163,10 @@ class ComputeThread:
     async def call(self, function: Callable[[], T]) -> T:
         """The result of a short function, run in the thread between two steps of other work."""
         return await self.run(_single_step(function), "control")
+
+    def shares(self, lane: LaneName) -> Shares:
+        """Who has had how much of a lane; for the compute thread only."""
+        return self._lanes[lane].shares
 
     def check_running(self) -> None:
         """Raise `EngineStopped` if nothing can be run any more."""
@@ -172,14 +210,13 @@ class ComputeThread:
                 return False
             lane = self._choose()
             jobs = lane.next_jobs()  # they stay in the lane, so that they are told should the thread die
-        started = time.monotonic()
+        started = self._clock()
         if _waits_for_step(jobs[0]):
             _advance_together(jobs)
         else:
             _advance(jobs[0])
         with self._wake:
-            lane.seconds += time.monotonic() - started
-            lane.settle(jobs)
+            lane.settle(jobs, self._clock() - started)
         return True
 
     def _choose(self) -> _Lane:

@@ -28,11 +28,12 @@ from .fast.adapters import Gradients
 from .fast.layout import Group, micro_batches
 from .fast.model import Decoder
 from .fast.packed import RunRows, packed_pass
-from .interface import BaseModel
+from .interface import NOBODY_ELSE, BaseModel, Tenant
 from .lora import LoraWeights
 from .losses import LossFn, LossTerms, loss_metrics, output_type
 from .padded import padded_batches, padded_pass
 from .scheduler import Pause, Work
+from .shares import Shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class TrainingAdapter:
     weights: LoraWeights
     optimizer: AdamState = field(default_factory=AdamState)
     gradients: Gradients | None = None
+    tenant: Tenant = NOBODY_ELSE
 
     def accumulate(self, gradients: Gradients) -> None:
         """Add the gradient of a call that has succeeded as a whole."""
@@ -145,7 +147,9 @@ class TrainingCall:
         )
 
 
-def train(call: TrainingCall, ready: list[TrainingCall], limits: TrainLimits) -> Work[ForwardBackwardOutput]:
+def train(
+    call: TrainingCall, ready: list[TrainingCall], shares: Shares, limits: TrainLimits
+) -> Work[ForwardBackwardOutput]:
     """The work of one call. Passes with room to spare take portions of other ``ready`` calls along."""
     base = call.adapter.base
     if base.decoder is None:
@@ -154,7 +158,10 @@ def train(call: TrainingCall, ready: list[TrainingCall], limits: TrainLimits) ->
     try:
         yield Pause.TURN_OVER  # calls that wait behind this one make themselves known
         while call.portions:
-            yield from _packed(base.decoder, _taken_along(call, ready, limits.tokens), limits)
+            calls = _taken_along(call, ready, shares, limits.tokens)
+            for each in calls:
+                shares.count(each.adapter.tenant, each.next_slots())
+            yield from _packed(base.decoder, calls, limits)
             call.check()
             yield Pause.TURN_OVER
         return call.finish()
@@ -162,13 +169,17 @@ def train(call: TrainingCall, ready: list[TrainingCall], limits: TrainLimits) ->
         ready.remove(call)
 
 
-def _taken_along(call: TrainingCall, ready: list[TrainingCall], slots_at_once: int) -> list[TrainingCall]:
-    """The call and those others whose next portions still fit, first come first served."""
+def _taken_along(
+    call: TrainingCall, ready: list[TrainingCall], shares: Shares, slots_at_once: int
+) -> list[TrainingCall]:
+    """The call and those others whose next portions still fit and are not ahead, first come first served."""
     taken, room = [call], slots_at_once - call.next_slots()
     for other in ready:
         if other is call or not other.portions or other.backward != call.backward:
             continue
-        if other.adapter.base is call.adapter.base and other.next_slots() <= room:
+        if other.adapter.base is not call.adapter.base or not shares.may_join(other.adapter.tenant.name):
+            continue
+        if other.next_slots() <= room:
             taken.append(other)
             room -= other.next_slots()
     return taken
