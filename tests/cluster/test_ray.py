@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import ray
+from remote_support import use
 
 from tinsmith.cluster import RayEngine
 from tinsmith.engine.host import offer, open_engine
-from tinsmith.engine.interface import Engine
+from tinsmith.engine.interface import EngineLost
 from tinsmith.engine.models import Catalogue
-from tinsmith.types import (
-    AdamParams,
-    Datum,
-    ForwardBackwardInput,
-    LoraConfig,
-    ModelInput,
-    SampleJob,
-    SamplingParams,
-    UserError,
-)
+from tinsmith.types import ModelInput, SampleJob, SamplingParams
 
 pytestmark = [
     # Ray's own, while it starts and stops its processes.
@@ -31,8 +22,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-
-DATUM = Datum(ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4], "weights": [1.0, 1.0, 1.0]})
 
 
 @pytest.fixture(scope="module")
@@ -43,35 +32,10 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-async def _use(engine: Engine, folder: Path) -> list[object]:
-    """Train, save, load, sample."""
-    folder.mkdir()
-    batch = ForwardBackwardInput([DATUM], "cross_entropy")
-    await engine.create_adapter("run", "tiny-llama", LoraConfig(rank=4, seed=1))
-    seen: list[object] = []
-    for _ in range(2):
-        seen.append(await engine.forward_backward("run", batch, True))
-        seen.append(await engine.optim_step("run", AdamParams(learning_rate=0.01)))
-    await engine.save_adapter("run", folder, True)
-    await engine.load_adapter("run", folder, True)
-    await engine.open_sampler("sampler", "tiny-llama", folder=folder)
-    job = SampleJob(ModelInput.from_ints([1, 2]), SamplingParams(max_tokens=8, stop=[]), seed=1)
-    seen.append((await engine.sample("sampler", job)).sequences[0].tokens)
-    streamed = [delta async for delta in engine.stream_sample("sampler", job)]
-    seen.append([token for delta in streamed for part in delta.sequences for token in part.tokens_np])
-    assert seen[-1] == seen[-2]
-    with pytest.raises(UserError, match="loss_fn: 'mse' is not a loss"):
-        await engine.forward_backward("run", ForwardBackwardInput([DATUM], "mse"), True)
-    with pytest.raises(UserError, match="num_samples"):
-        await anext(engine.stream_sample("sampler", replace(job, num_samples=0)))
-    await engine.close()
-    return seen
-
-
 def test_ray_and_local_agree(cluster: None, tmp_path: Path) -> None:
     models = offer(Catalogue(), ["tiny-llama"])
-    here = asyncio.run(_use(open_engine(models), tmp_path / "here"))
-    there = asyncio.run(_use(RayEngine(models), tmp_path / "there"))
+    here = asyncio.run(use(open_engine(models), tmp_path / "here"))
+    there = asyncio.run(use(RayEngine(models), tmp_path / "there"))
     assert here == there
 
 
@@ -86,6 +50,22 @@ def test_cancelling_the_caller_stops_the_sample(cluster: None) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         short = SampleJob(ModelInput.from_ints([1]), SamplingParams(max_tokens=1), seed=1)
+        assert len((await engine.sample("sampler", short)).sequences) == 1
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_an_actor_that_dies_is_placed_again(cluster: None) -> None:
+    async def main() -> None:
+        engine = RayEngine(offer(Catalogue(), ["tiny-llama"]))
+        await engine.open_sampler("sampler", "tiny-llama")
+        ray.kill(engine._actor)
+        short = SampleJob(ModelInput.from_ints([1]), SamplingParams(max_tokens=1), seed=1)
+        with pytest.raises(EngineLost):
+            await engine.sample("sampler", short)
+        assert engine.generation == 1
+        await engine.open_sampler("sampler", "tiny-llama")
         assert len((await engine.sample("sampler", short)).sequences) == 1
         await engine.close()
 

@@ -24,7 +24,9 @@ from tinsmith.service.settings import Settings
 @click.option("--api-key", help="The key clients must present.")
 @click.option("--session-ttl", type=float, help="Seconds without a heartbeat until a session ends.")
 @click.option(
-    "--engine", type=click.Choice(["local", "ray"]), help="Where the numbers are computed.  [default: local]"
+    "--engine",
+    type=click.Choice(["process", "local", "ray"]),
+    help="Where the numbers are computed: a process of their own, this one, or Ray.  [default: process]",
 )
 @click.option("--device", help="What they are computed on: auto, cpu, cuda or cuda:1.  [default: auto]")
 @click.option(
@@ -83,6 +85,13 @@ def _engine(settings: Settings, base_models: dict[str, BaseModel]) -> Engine:
         except ModuleNotFoundError as error:
             raise click.ClickException("--engine ray needs Ray: pip install 'tinsmith[cluster]'") from error
         return RayEngine(base_models, settings.engine_options())
+    if settings.engine == "process":
+        from tinsmith.engine.child import ChildEngine
+        from tinsmith.engine.host import choose
+
+        if settings.device.startswith("cuda"):
+            choose(settings.engine_options())  # refuses one that is not here before a process is started
+        return ChildEngine(base_models, settings.engine_options(), patience=settings.engine_patience)
     from tinsmith.engine.host import open_engine
 
     return open_engine(base_models, settings.engine_options())

@@ -7,25 +7,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import ray
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
 from tinsmith.engine.host import open_engine
-from tinsmith.engine.interface import NOBODY_ELSE, BaseModel, EngineOptions, Tenant
-from tinsmith.types import (
-    AdamParams,
-    ForwardBackwardInput,
-    ForwardBackwardOutput,
-    LoraConfig,
-    SampleDelta,
-    SampleJob,
-    SampleResponse,
-    UserError,
-)
+from tinsmith.engine.interface import BaseModel, EngineLost, EngineOptions
+from tinsmith.engine.remote import RemoteEngine
+from tinsmith.types import SampleDelta, SampleJob, UserError
 
 _MOST_CALLS_AT_ONCE = 4096
 
@@ -40,8 +30,8 @@ class _EngineActor:
     async def add_base_model(self, model: BaseModel) -> None:
         self._engine.add_base_model(model)
 
-    async def call(self, method: str, *arguments: Any, **named: Any) -> Any:
-        return await getattr(self._engine, method)(*arguments, **named)
+    async def call(self, method: str, *arguments: Any) -> Any:
+        return await getattr(self._engine, method)(*arguments)
 
     async def stream_sample(self, sampler_id: str, job: SampleJob) -> AsyncGenerator[SampleDelta, None]:
         async with aclosing(self._engine.stream_sample(sampler_id, job)) as deltas:
@@ -49,7 +39,7 @@ class _EngineActor:
                 yield delta
 
 
-class RayEngine:
+class RayEngine(RemoteEngine):
     """Implements `Engine` by asking an actor.
 
     >>> engine = RayEngine(offer(Catalogue(), ["tiny-llama"]), num_cpus=1)  # doctest: +SKIP
@@ -62,91 +52,50 @@ class RayEngine:
         *,
         num_cpus: float = 1,
     ) -> None:
+        super().__init__(base_models)
         options = options or EngineOptions()
         num_gpus = 1 if options.device.startswith("cuda") else 0
-        self._models = dict(base_models)
-        placed = _EngineActor.options(  # type: ignore[attr-defined]
+        self._placed = _EngineActor.options(  # type: ignore[attr-defined]
             num_cpus=num_cpus, num_gpus=num_gpus, max_concurrency=_MOST_CALLS_AT_ONCE
         )
-        self._actor = placed.remote(self._models, options)
+        self._options = options
+        self._actor = self._placed.remote(self._models, options)
 
-    async def _call(self, method: str, *arguments: Any, **named: Any) -> Any:
-        reference = self._actor.call.remote(method, *arguments, **named)
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        actor = self._actor
+        reference = actor.call.remote(method, *arguments)
         try:
             return await reference
         except RayTaskError as error:
             raise _cause(error) from None
+        except RayActorError as error:
+            raise self._lost(actor) from error
         finally:
             ray.cancel(reference)  # nothing, unless the caller has given up
 
-    def base_models(self) -> Mapping[str, BaseModel]:
-        """Every base model on offer, by public name."""
-        return MappingProxyType(self._models)
+    def _lost(self, actor: Any) -> EngineLost:
+        """Place another actor; of those who hear of one death the first does it."""
+        if actor is self._actor:
+            self.generation += 1
+            self._actor = self._placed.remote(self._models, self._options)
+        return EngineLost("the engine's actor has died")
 
     def add_base_model(self, model: BaseModel) -> None:
         """Offer one more base model."""
         self._models[model.name] = model
         self._actor.add_base_model.remote(model)  # calls of one caller reach an actor in order
 
-    async def create_adapter(
-        self, run_id: str, base_model: str, lora: LoraConfig, tenant: Tenant = NOBODY_ELSE
-    ) -> None:
-        """A fresh adapter."""
-        await self._call("create_adapter", run_id, base_model, lora, tenant)
-
-    async def drop_adapter(self, run_id: str) -> None:
-        """Forget an adapter."""
-        await self._call("drop_adapter", run_id)
-
-    async def forward_backward(
-        self, run_id: str, batch: ForwardBackwardInput, backward: bool
-    ) -> ForwardBackwardOutput:
-        """The summed loss, and with ``backward`` its gradient."""
-        output: ForwardBackwardOutput = await self._call("forward_backward", run_id, batch, backward)
-        return output
-
-    async def optim_step(self, run_id: str, params: AdamParams) -> dict[str, float]:
-        """Apply the accumulated gradient."""
-        metrics: dict[str, float] = await self._call("optim_step", run_id, params)
-        return metrics
-
-    async def save_adapter(self, run_id: str, folder: Path, optimizer: bool) -> None:
-        """Write an adapter."""
-        await self._call("save_adapter", run_id, folder, optimizer)
-
-    async def load_adapter(self, run_id: str, folder: Path, optimizer: bool) -> None:
-        """Read an adapter."""
-        await self._call("load_adapter", run_id, folder, optimizer)
-
-    async def open_sampler(
-        self,
-        sampler_id: str,
-        base_model: str,
-        folder: Path | None = None,
-        run_id: str | None = None,
-        tenant: Tenant = NOBODY_ELSE,
-    ) -> None:
-        """An immutable sampler."""
-        named = {"folder": folder, "run_id": run_id, "tenant": tenant}
-        await self._call("open_sampler", sampler_id, base_model, **named)
-
-    async def close_sampler(self, sampler_id: str) -> None:
-        """Forget a sampler."""
-        await self._call("close_sampler", sampler_id)
-
-    async def sample(self, sampler_id: str, job: SampleJob) -> SampleResponse:
-        """Sample."""
-        response: SampleResponse = await self._call("sample", sampler_id, job)
-        return response
-
     async def stream_sample(self, sampler_id: str, job: SampleJob) -> AsyncGenerator[SampleDelta, None]:
         """Sample, with the tokens as they come."""
-        references = self._actor.stream_sample.options(num_returns="streaming").remote(sampler_id, job)
+        actor = self._actor
+        references = actor.stream_sample.options(num_returns="streaming").remote(sampler_id, job)
         try:
             async for reference in references:
                 yield await reference
         except RayTaskError as error:
             raise _cause(error) from None
+        except RayActorError as error:
+            raise self._lost(actor) from error
         finally:
             ray.cancel(references)
 

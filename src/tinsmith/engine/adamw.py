@@ -30,10 +30,9 @@ def _copied(tensors: Mapping[str, Tensor], device: torch.device | None) -> dict[
 
 
 def gradient_norm(gradients: Mapping[str, Tensor]) -> float:
-    """The global L2 norm."""
-    return float(
-        torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients.values()]))
-    )
+    """The global L2 norm, summed in one order whatever order the gradients were found or restored in."""
+    each = [torch.linalg.vector_norm(gradients[name].contiguous()) for name in sorted(gradients)]
+    return float(torch.linalg.vector_norm(torch.stack(each)))
 
 
 @torch.no_grad()

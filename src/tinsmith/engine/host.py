@@ -67,11 +67,11 @@ def open_engine(base_models: dict[str, BaseModel], options: EngineOptions | None
     from .local import LocalEngine  # brings torch in
 
     options = options or EngineOptions()
-    device, dtype = _choose(options)
+    device, dtype = choose(options)
     return LocalEngine(base_models, device=device, dtype=dtype, lora_alpha=options.lora_alpha)
 
 
-def _choose(options: EngineOptions) -> tuple[str, str]:
+def choose(options: EngineOptions) -> tuple[str, str]:
     """The device and the data type that `auto` stands for here; a device that is not here is refused."""
     import torch
 

@@ -5,7 +5,8 @@ adapters, and samples, arrive at any moment. Arguments are plain values, so an e
 this process, in a child process or on a cluster.
 
 A method raises `UserError` when the caller's values are wrong (the message names the field) and
-leaves everything as it was. Any other exception is the engine's own fault.
+leaves everything as it was, `EngineLost` when the engine died before it was done. Any other exception is
+the engine's own fault.
 """
 
 from __future__ import annotations
@@ -61,8 +62,17 @@ class Tenant:
 NOBODY_ELSE = Tenant()  # where there is only one
 
 
+class EngineLost(RuntimeError):
+    """The engine died with all it held; another one is starting. Asking again, from the start, is right."""
+
+
 class Engine(Protocol):
     """The numbers: adapters, losses, optimizer steps, samples."""
+
+    @property
+    def generation(self) -> int:
+        """Counts the deaths. Adapters and samplers of an earlier generation are gone."""
+        ...
 
     def base_models(self) -> Mapping[str, BaseModel]:
         """Every base model on offer, aliases included, by public name. Weights load on first use."""
@@ -101,6 +111,28 @@ class Engine(Protocol):
 
     async def load_adapter(self, run_id: str, folder: Path, optimizer: bool) -> None:
         """Replace weights by those in a folder; the optimizer by its saved state, or by a fresh one."""
+        ...
+
+    async def save_state(self, run_id: str, folder: Path) -> None:
+        """Write all of a run (weights, optimizer, accumulated gradient) into an existing empty folder.
+
+        It is the state at the moment of the call: later calls may be made while it is still being written.
+        """
+        ...
+
+    async def load_state(
+        self,
+        run_id: str,
+        base_model: str,
+        lora: LoraConfig,
+        folder: Path,
+        tenant: Tenant = NOBODY_ELSE,
+    ) -> None:
+        """Bring a run back, to the bit as it was when `save_state` was called."""
+        ...
+
+    async def adapter_bytes(self, run_id: str) -> int:
+        """Memory a run takes between a forward_backward and an optim_step."""
         ...
 
     async def open_sampler(

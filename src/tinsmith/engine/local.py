@@ -31,7 +31,8 @@ from .feed import Feed, Listener
 from .general_sampling import sample
 from .interface import NOBODY_ELSE, BaseModel, Tenant
 from .lora import fresh_weights
-from .peft_files import SavedAdapter, check_fits, read_adapter, write_adapter
+from .peft_files import SavedAdapter, check_fits, read_adapter, read_state, write_adapter
+from .run_state import restored, taken
 from .sampler import Sampler, tokens_to_cache
 from .scheduler import ComputeThread, Work
 from .trainer import TrainingAdapter, TrainingCall, TrainLimits, train
@@ -77,6 +78,7 @@ class LocalEngine:
         self._samplers: dict[str, Sampler] = {}
         self._batches: dict[LoadedBase, Batch] = {}
         self._ready: list[TrainingCall] = []
+        self.generation = 0  # it dies with this process
         threads = self._limits.threads
         self._thread = ComputeThread(
             sampling_budget=self._limits.cache_tokens,
@@ -162,6 +164,44 @@ class LocalEngine:
             adapter.gradients = None
 
         await self._thread.call(install)
+
+    async def save_state(self, run_id: str, folder: Path) -> None:
+        """Write the run with its accumulated gradient; only the copying holds up the compute thread."""
+
+        def snapshot() -> tuple[SavedAdapter, str]:
+            adapter = self._adapter(run_id)
+            return taken(adapter), adapter.model.name
+
+        saved, base_name = await self._thread.call(snapshot)
+        await asyncio.to_thread(write_adapter, folder, saved, base_name)
+
+    async def load_state(
+        self,
+        run_id: str,
+        base_model: str,
+        lora: LoraConfig,
+        folder: Path,
+        tenant: Tenant = NOBODY_ELSE,
+    ) -> None:
+        """Bring a run back as `save_state` found it."""
+        model = self._model(base_model)
+        saved = await asyncio.to_thread(read_state, folder)
+
+        def install() -> None:
+            base = self._base(model)
+            check_fits(saved, base.linears(lora), every_layer=True)
+            self._adapters[run_id] = restored(base, model, lora, saved, self._device, tenant)
+
+        await self._thread.call(install)
+
+    async def adapter_bytes(self, run_id: str) -> int:
+        """Weights, two moments and a gradient of the same size."""
+        tensors = (await self._thread.call(lambda: self._adapter(run_id))).weights.tensors().values()
+        return 4 * sum(tensor.nbytes for tensor in tensors)
+
+    async def beat(self) -> None:
+        """Returns once the compute thread gets to it, which is after the step it is at."""
+        await self._thread.call(lambda: None)
 
     # -- samplers ---------------------------------------------------------------------------------------
 

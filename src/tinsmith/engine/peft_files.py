@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,14 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as dump_tensors
 from torch import Tensor, nn
 
+from tinsmith import failpoints
 from tinsmith.types import UserError
 
 from .adamw import AdamState
 from .lora import LoraPair, LoraWeights
 
 CONFIG, WEIGHTS, OPTIMIZER = "adapter_config.json", "adapter_model.safetensors", "optimizer.safetensors"
+GRADIENTS = "gradients.safetensors"
 _PREFIX = "base_model.model."
 _KEY = re.compile(re.escape(_PREFIX) + r"(?P<layer>.+)\.(?P<part>lora_[AB])\.weight")
 # Options of PEFT that change what the tensors mean; none of them can be honoured here.
@@ -35,17 +37,25 @@ class SavedAdapter:
 
     weights: LoraWeights
     optimizer: AdamState | None
+    gradients: dict[str, Tensor] | None = None  # accumulated since the last step
 
 
 def write_adapter(folder: Path, saved: SavedAdapter, base_name: str) -> None:
     """Write the files into an existing folder; on return they are on the disk."""
     config = _peft_config(saved.weights, base_name)
     _write(folder / CONFIG, json.dumps(config, indent=2, sort_keys=True).encode())
+    failpoints.reach("adapter.config")
     tensors = {_peft_key(name): tensor for name, tensor in saved.weights.tensors().items()}
     _write(folder / WEIGHTS, _dumped(tensors))
+    failpoints.reach("adapter.weights")
     if saved.optimizer is not None:
         _write(folder / OPTIMIZER, _dumped(_optimizer_tensors(saved.optimizer)))
+        failpoints.reach("adapter.optimizer")
+    if saved.gradients is not None:
+        _write(folder / GRADIENTS, _dumped(saved.gradients))
+        failpoints.reach("adapter.gradients")
     _sync(folder)
+    failpoints.reach("adapter.synced")
 
 
 def read_adapter(folder: Path, optimizer: bool) -> SavedAdapter:
@@ -54,6 +64,13 @@ def read_adapter(folder: Path, optimizer: bool) -> SavedAdapter:
     tensors = _parsed(folder / WEIGHTS)
     weights = _weights(config, tensors, folder)
     return SavedAdapter(weights, _read_optimizer(folder / OPTIMIZER) if optimizer else None)
+
+
+def read_state(folder: Path) -> SavedAdapter:
+    """Read a folder with all there is of a run."""
+    saved = read_adapter(folder, optimizer=True)
+    gradients = _parsed(folder / GRADIENTS) if (folder / GRADIENTS).exists() else None
+    return replace(saved, gradients=gradients)
 
 
 def check_fits(saved: SavedAdapter, linears: Mapping[str, nn.Linear], *, every_layer: bool) -> None:

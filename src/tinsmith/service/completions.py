@@ -90,13 +90,14 @@ class Completions:
         return feed
 
     async def _unacknowledged(self, target: Target) -> list[Finished | Failed]:
-        operations, results = schema.operations, schema.results
+        operations, results, answers = schema.operations, schema.results, schema.answers
         sampler_id, client = target
         first = client * SEQ_IDS_PER_CLIENT
         query = (
-            sa.select(results.c.request_id, results.c.error.is_not(None), sa.func.length(results.c.body))
+            sa.select(results.c.request_id, results.c.error.is_not(None), results.c.size)
             .join(operations, operations.c.request_id == results.c.request_id)
-            .where(operations.c.stream_id == sampler_id, results.c.body.is_not(None))
+            .join(answers, answers.c.request_id == results.c.request_id)  # not acknowledged
+            .where(operations.c.stream_id == sampler_id)
             .where(operations.c.seq_id >= first, operations.c.seq_id < first + SEQ_IDS_PER_CLIENT)
             .order_by(results.c.finished_at)
         )

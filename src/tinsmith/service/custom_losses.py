@@ -63,10 +63,10 @@ class CustomLosses:
                 field="loss_fn_config['loss_id']",
             )
         if loss_id not in self._known:
-            history = await self._journal.of_stream(loss_id)
+            history = await self._journal.history(loss_id)
             if not history:
                 raise UserError(f"no loss {loss_id!r}", field="loss_fn_config['loss_id']")
-            self._known[loss_id] = checked_loss(history[0][0].payload)
+            self._known[loss_id] = checked_loss((await self._journal.operation(history[0])).payload)
         return self._known[loss_id]
 
     async def end_session(self, session_id: str) -> None:

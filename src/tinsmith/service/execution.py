@@ -25,7 +25,7 @@ from .saving import Saver
 from .settings import Settings
 
 if TYPE_CHECKING:
-    from .runs import Run
+    from .run import Run
     from .samplers import Samplers
 
 

@@ -13,13 +13,16 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy import Connection, Table
 
-from tinsmith.store import Database, schema
+from tinsmith.store import Database, pack, schema, unpack
 from tinsmith.types import Gone, NotFound
+
+from .kinds import KINDS
 
 log = logging.getLogger(__name__)
 
 Category = Literal["user", "server", "unknown"]
 _MEMORY_BYTES = 256 * 2**20
+_AT_ONCE = 500  # ids in one statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class Ticket:
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     answered: bool = False  # a replay: the answer is in the journal already
     started_at: float | None = None
+    size: int = 0  # of what was asked, encoded
 
     def start(self) -> None:
         """It is being carried out from now on."""
@@ -62,6 +66,7 @@ class Futures:
         self._database = database
         self._open: dict[str, Ticket] = {}
         self._unwritten: dict[str, tuple[str, Outcome]] = {}  # on their way to the journal
+        self._refused: dict[str, dict[str, Any]] = {}  # rows of those that the journal did not take
         self._recent: OrderedDict[str, tuple[str, Outcome]] = OrderedDict()  # a cache of what is in it
         self._recent_bytes = 0
         self._background: set[asyncio.Task[None]] = set()
@@ -117,15 +122,26 @@ class Futures:
 
         A crash before the journal has it costs nothing: the operation runs again and gives the same answer.
         """
-        if ticket.answered:
-            return
+        if not ticket.answered:
+            row = _row(ticket, outcome)
+            self._unwritten[ticket.request_id] = (ticket.owner, outcome)
+            self._tell(ticket, outcome)
+            self._in_background(self._journal(row, outcome))
+
+    async def resolve_durably(self, ticket: Ticket, outcome: Outcome) -> None:
+        """Journal the answer first: one that would not come out the same if the operation ran again."""
+        if not ticket.answered:
+            row = _row(ticket, outcome)
+            self._unwritten[ticket.request_id] = (ticket.owner, outcome)
+            await self._journal(row, outcome)
+            self._tell(ticket, outcome)
+
+    def _tell(self, ticket: Ticket, outcome: Outcome) -> None:
         self._open.pop(ticket.request_id, None)
-        self._unwritten[ticket.request_id] = (ticket.owner, outcome)
         ticket.finished.set()
         self.outcomes[ticket.kind, outcome.category or "ok"] += 1
         for listener in self.listeners:
             listener(ticket, outcome)
-        self._in_background(self._journal(ticket, outcome))
 
     async def wait(self, request_id: str, owner: str, hold: float) -> Outcome | None:
         """The answer, or None if there is none within ``hold`` seconds."""
@@ -146,36 +162,28 @@ class Futures:
 
     async def expire(self, older_than: float) -> None:
         """Forget answers from before this moment."""
-        results, operations = schema.results, schema.operations
-        old = sa.select(results.c.request_id).where(
-            results.c.finished_at < older_than, results.c.body.is_not(None)
+        results, answers = schema.results, schema.answers
+        old = (
+            sa.select(results.c.request_id)
+            .join(answers, answers.c.request_id == results.c.request_id)
+            .where(results.c.finished_at < older_than)
         )
 
         def change(connection: Connection) -> list[str]:
-            ids = list(connection.scalars(old))
-            connection.execute(
-                results.update().where(results.c.request_id.in_(ids)).values(body=None, error=None)
-            )
-            connection.execute(
-                operations.update()
-                .where(operations.c.request_id.in_(ids), operations.c.kind == "sample")
-                .values(payload=b"")
-            )
-            return ids
+            found = list(connection.scalars(old))
+            _delete(connection, answers, found)
+            return found
 
         self._forget(await self._database.write(change))
 
     async def acknowledge(self, request_ids: Sequence[str], owner: str) -> None:
         """Their client has the answers of these samples: free what they take."""
-        emptied: list[tuple[Table, dict[str, Any]]] = [
-            (schema.results, {"body": None, "error": None}),
-            (schema.operations, {"payload": b""}),
-        ]
+        operations = schema.operations
 
         def change(connection: Connection) -> None:
-            for table, values in emptied:
-                theirs = sa.and_(table.c.request_id.in_(request_ids), table.c.owner == owner)
-                connection.execute(table.update().where(theirs).values(**values))
+            theirs = operations.c.owner == owner, operations.c.request_id.in_(request_ids)
+            found = list(connection.scalars(sa.select(operations.c.request_id).where(*theirs)))
+            _delete(connection, schema.answers, found)
 
         if any(request_id in self._unwritten for request_id in request_ids):
             await self.settle()  # or the journal would get them afterwards, and keep them
@@ -204,25 +212,29 @@ class Futures:
             _, (_, dropped) = self._recent.popitem(last=False)
             self._recent_bytes -= dropped.size
 
-    async def _journal(self, ticket: Ticket, outcome: Outcome) -> None:
-        row = {
-            "request_id": ticket.request_id,
-            "owner": ticket.owner,
-            "kind": outcome.kind,
-            "started_at": ticket.started_at,
-            "finished_at": time.time(),
-            "body": outcome.body,
-            "error": outcome.error,
-            "category": outcome.category,
-        }
+    async def _journal(self, row: dict[str, Any], outcome: Outcome) -> None:
+        request_id: str = row["request_id"]
+
+        def change(connection: Connection) -> None:
+            connection.execute(schema.results.insert(), row)
+            answer = {"request_id": request_id, "body": pack(outcome.body)}
+            connection.execute(schema.answers.insert(), answer)
+            if outcome.error is not None or not KINDS[outcome.kind].lasting:
+                _delete(connection, schema.payloads, [request_id])  # it will never be needed again
+
         try:
-            await self._database.write(
-                lambda connection: connection.execute(schema.results.insert().values(row))
-            )
-        except Exception:  # it stays in memory, and a restart computes it again
-            log.exception("the answer of %s could not be journalled", ticket.request_id)
+            await self._database.write(change)
+        except Exception:  # it stays in memory, is tried again later, and a restart computes it again
+            log.exception("the answer of %s could not be journalled", request_id)
+            self._refused[request_id] = row
         else:
-            self._cache(ticket.request_id)
+            self._cache(request_id)
+
+    async def write_refused(self) -> None:
+        """Try again to journal what the disk did not take."""
+        for request_id, row in list(self._refused.items()):
+            del self._refused[request_id]
+            await self._journal(row, self._unwritten[request_id][1])
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -230,13 +242,34 @@ class Futures:
         task.add_done_callback(self._background.discard)
 
 
+def _row(ticket: Ticket, outcome: Outcome) -> dict[str, Any]:
+    return {
+        "request_id": ticket.request_id,
+        "owner": ticket.owner,
+        "kind": outcome.kind,
+        "started_at": ticket.started_at,
+        "finished_at": time.time(),
+        "error": outcome.error,
+        "category": outcome.category,
+        "size": len(outcome.body),
+    }
+
+
+def _delete(connection: Connection, table: Table, request_ids: Sequence[str]) -> None:
+    for at in range(0, len(request_ids), _AT_ONCE):
+        some = request_ids[at : at + _AT_ONCE]
+        connection.execute(table.delete().where(table.c.request_id.in_(some)))
+
+
 def _read_answer(connection: Connection, request_id: str, owner: str) -> Outcome:
-    table = schema.results
+    results, answers = schema.results, schema.answers
     row = connection.execute(
-        sa.select(table).where(table.c.request_id == request_id, table.c.owner == owner)
+        sa.select(results, answers.c.body)
+        .join(answers, answers.c.request_id == results.c.request_id, isouter=True)
+        .where(results.c.request_id == request_id, results.c.owner == owner)
     ).one_or_none()
     if row is None:
         raise NotFound(f"no such future {request_id!r}", field="request_id")
     if row.body is None:
         raise Gone(f"the result of {request_id!r} has expired or was acknowledged", field="request_id")
-    return Outcome(row.kind, row.body, row.error, row.category)
+    return Outcome(row.kind, unpack(row.body), row.error, row.category)

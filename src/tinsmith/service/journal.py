@@ -10,12 +10,16 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from tinsmith.store import Database, schema
+from tinsmith.store import Database, pack, schema, unpack
 
-from .futures import Futures, Ticket
+from .futures import Futures, Outcome, Ticket
 from .kinds import KINDS
 
-_table = schema.operations
+_table, _payloads, _results = schema.operations, schema.payloads, schema.results
+
+
+class PayloadGone(RuntimeError):
+    """An operation is needed again whose payload has been dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +33,23 @@ class Operation:
     kind: str
     payload: Any
 
-    def row(self) -> dict[str, Any]:
-        """The journal's row."""
-        return {
-            "request_id": self.request_id,
-            "owner": self.owner,
-            "stream_id": self.stream_id,
-            "seq_id": self.seq_id,
-            "kind": self.kind,
-            "accepted_at": time.time(),
-            "payload": KINDS[self.kind].payload.encode(self.payload),
-        }
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What the journal says of an operation, without its payload."""
+
+    request_id: str
+    owner: str
+    stream_id: str
+    seq_id: int
+    kind: str
+    answered: bool
+    error: str | None  # answered with one, it changed nothing
+
+    @property
+    def applied(self) -> bool:
+        """Whether the run is different for it."""
+        return self.answered and self.error is None and KINDS[self.kind].changes_run
 
 
 class Journal:
@@ -61,12 +71,16 @@ class Journal:
         ticket = self._futures.open(
             operation.request_id, operation.owner, operation.kind, operation.stream_id
         )
-        row = operation.row()
+        encoded = KINDS[operation.kind].payload.encode(operation.payload)
+        ticket.size = len(encoded)
+        row = _row(operation)
 
         def change(connection: Connection) -> None:
             if beside is not None:
                 beside(connection)
             connection.execute(_table.insert(), row)
+            payload = {"request_id": operation.request_id, "body": pack(encoded)}
+            connection.execute(_payloads.insert(), payload)
 
         try:
             await self._database.write(change)
@@ -78,25 +92,34 @@ class Journal:
         ticket.accepted.set_result(None)
         return ticket
 
-    async def of_stream(self, stream_id: str) -> list[tuple[Operation, bool]]:
-        """A stream's operations in seq order, each with whether it has an answer."""
-        results = schema.results
+    async def history(self, stream_id: str, after: int = -1) -> list[Entry]:
+        """A stream's operations in seq order, with answers that are still on their way to the disk."""
+        on_their_way = dict(self._futures.unwritten_of(stream_id))
         query = (
-            sa.select(_table, results.c.request_id.is_not(None).label("answered"))
-            .join(results, results.c.request_id == _table.c.request_id, isouter=True)
-            .where(_table.c.stream_id == stream_id)
+            sa.select(_table, _results.c.request_id.is_not(None).label("answered"), _results.c.error)
+            .join(_results, _results.c.request_id == _table.c.request_id, isouter=True)
+            .where(_table.c.stream_id == stream_id, _table.c.seq_id > after)
             .order_by(_table.c.seq_id)
         )
         rows = await self._database.read(lambda connection: connection.execute(query).all())
-        return [(_operation(row), bool(row.answered)) for row in rows]
+        return [_entry(row, on_their_way.get(row.request_id)) for row in rows]
+
+    async def operation(self, entry: Entry) -> Operation:
+        """An operation with its payload."""
+        query = sa.select(_payloads.c.body).where(_payloads.c.request_id == entry.request_id)
+        body = await self._database.read(lambda connection: connection.scalar(query))
+        if body is None:
+            raise PayloadGone(f"the journal does not hold {entry.request_id} any more")
+        payload = KINDS[entry.kind].payload.decode(unpack(body))
+        return Operation(entry.request_id, entry.owner, entry.stream_id, entry.seq_id, entry.kind, payload)
 
     async def unanswered(self, kind: str) -> list[Operation]:
         """Operations of this kind that were accepted but not answered when the service stopped."""
-        results = schema.results
         query = (
-            sa.select(_table)
-            .join(results, results.c.request_id == _table.c.request_id, isouter=True)
-            .where(_table.c.kind == kind, results.c.request_id.is_(None), _table.c.payload != b"")
+            sa.select(_table, _payloads.c.body)
+            .join(_payloads, _payloads.c.request_id == _table.c.request_id)
+            .join(_results, _results.c.request_id == _table.c.request_id, isouter=True)
+            .where(_table.c.kind == kind, _results.c.request_id.is_(None))
             .order_by(_table.c.accepted_at)
         )
         rows = await self._database.read(lambda connection: connection.execute(query).all())
@@ -104,16 +127,45 @@ class Journal:
 
     async def drop_payloads(self, stream_id: str) -> None:
         """A stream that has ended is never replayed: free what its operations take."""
-        change = _table.update().where(_table.c.stream_id == stream_id).values(payload=b"")
-        await self._database.write(lambda connection: connection.execute(change))
+        await self._drop(_table.c.stream_id == stream_id)
 
     async def drop_payloads_under(self, prefix: str) -> None:
         """The same for all streams whose ids begin so."""
-        theirs = _table.c.stream_id.startswith(prefix, autoescape=True)
-        change = _table.update().where(theirs).values(payload=b"")
-        await self._database.write(lambda connection: connection.execute(change))
+        await self._drop(_table.c.stream_id.startswith(prefix, autoescape=True))
+
+    async def _drop(self, which: sa.ColumnElement[bool]) -> None:
+        await self._database.write(lambda connection: drop_payloads(connection, which))
+
+
+def drop_payloads(connection: Connection, which: sa.ColumnElement[bool]) -> None:
+    """Delete the payloads of these operations."""
+    theirs = sa.select(_table.c.request_id).where(which)
+    connection.execute(_payloads.delete().where(_payloads.c.request_id.in_(theirs)))
+
+
+def covered(run_id: str, upto: int) -> sa.ColumnElement[bool]:
+    """A run's operations that a snapshot makes superfluous: in it, and answered for good."""
+    answered = sa.select(_results.c.request_id).where(_results.c.request_id == _table.c.request_id)
+    return sa.and_(_table.c.stream_id == run_id, _table.c.seq_id <= upto, answered.exists())
+
+
+def _row(operation: Operation) -> dict[str, Any]:
+    return {
+        "request_id": operation.request_id,
+        "owner": operation.owner,
+        "stream_id": operation.stream_id,
+        "seq_id": operation.seq_id,
+        "kind": operation.kind,
+        "accepted_at": time.time(),
+    }
+
+
+def _entry(row: Any, on_its_way: Outcome | None) -> Entry:
+    error = row.error if on_its_way is None else on_its_way.error
+    answered = row.answered or on_its_way is not None
+    return Entry(row.request_id, row.owner, row.stream_id, row.seq_id, row.kind, answered, error)
 
 
 def _operation(row: Any) -> Operation:
-    payload = KINDS[row.kind].payload.decode(row.payload)
+    payload = KINDS[row.kind].payload.decode(unpack(row.body))
     return Operation(row.request_id, row.owner, row.stream_id, row.seq_id, row.kind, payload)

@@ -37,7 +37,15 @@ class Kind:
     payload: Codec
     result: Codec
     changes_run: bool = False  # replayed after a restart to bring the run back to where it was
+    kept: bool = False  # what was asked is looked up again later
+    needs_adapter: bool = True  # of the run it is of
+    reads_checkpoint: bool = False  # which may be gone when the operation would have to be repeated
     bulk_result: bool = False  # written as protobuf to a client that accepts it
+
+    @property
+    def lasting(self) -> bool:
+        """Whether the payload is needed after the operation has been answered."""
+        return self.changes_run or self.kept
 
 
 class AcceptedLoad(LoadWeightsRequest):
@@ -67,11 +75,11 @@ KINDS: dict[str, Kind] = {
     "forward_backward": Kind(_BATCH, _BATCH_RESULT, changes_run=True, bulk_result=True),
     "optim_step": Kind(_model(OptimStepRequest), _JSON, changes_run=True),
     "save_weights": Kind(_model(SaveWeightsRequest), _JSON),
-    "load_weights": Kind(_model(AcceptedLoad), _JSON, changes_run=True),
-    "create_custom_loss": Kind(_model(CreateCustomLossRequest), _JSON),
+    "load_weights": Kind(_model(AcceptedLoad), _JSON, changes_run=True, reads_checkpoint=True),
+    "create_custom_loss": Kind(_model(CreateCustomLossRequest), _JSON, kept=True),
     "save_weights_external": Kind(_model(SaveWeightsExternalRequest), _JSON),
     "save_weights_for_sampler": Kind(_model(SaveWeightsForSamplerRequest), _JSON),
-    "unload_model": Kind(_model(UnloadModelRequest), _JSON, changes_run=True),
+    "unload_model": Kind(_model(UnloadModelRequest), _JSON, changes_run=True, needs_adapter=False),
     "sample": Kind(_model(SampleRequest), _SAMPLE_RESULT, bulk_result=True),
 }
 

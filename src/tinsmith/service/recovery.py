@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+from typing import Any
 
 from sqlalchemy import Row
 
@@ -10,18 +10,16 @@ from tinsmith.types import LoraConfig
 
 from .custom_losses import CustomLosses
 from .futures import Futures, Ticket
-from .journal import Journal, Operation
-from .kinds import KINDS
-from .runs import Run, Runs
+from .journal import Entry, Journal, Operation
+from .run import Run
+from .runs import Runs
 from .samplers import Samplers
 from .sequence import SequencedQueue
 from .settings import Settings
 
-log = logging.getLogger(__name__)
-
 
 class Recovery:
-    """Replays the journal: what changed a run is done again, what has no answer is done at last."""
+    """Fills the queues from the journal: what was accepted and has no answer is done at last."""
 
     def __init__(
         self,
@@ -49,31 +47,41 @@ class Recovery:
             self._reopen(operation)
             self._samplers.begin(operation)
 
-    async def _recover_run(self, row: Row[tuple[object, ...]]) -> None:
-        history = await self._journal.of_stream(row.run_id)
-        queue: SequencedQueue[tuple[Operation, Ticket]] = SequencedQueue(0, self._settings.gap_timeout)
-        run = Run(
-            run_id=row.run_id,
-            session_id=row.session_id,
-            owner=row.owner,
-            base_model=row.base_model,
-            lora=LoraConfig(**row.lora),
-            user_metadata=row.user_metadata,
-            created_at=row.created_at,
-            queue=queue,
-            last_request_at=row.last_request_at,
+    async def _recover_run(self, row: Row[Any]) -> None:
+        """Fill the run's queue. Its state comes back when the first of the queue is carried out."""
+        history = await self._journal.history(row.run_id)
+        first = next((entry.seq_id for entry in history if not entry.answered), None)
+        if first is None:  # refused seq ids leave gaps below; nobody waits for them any more
+            first = history[-1].seq_id + 1 if history else 0
+        queue: SequencedQueue[tuple[Operation, Ticket]] = SequencedQueue(first, self._settings.gap_timeout)
+        for entry in history:
+            if entry.seq_id >= first:
+                await self._enqueue(queue, entry)
+        self._runs.begin(
+            Run(
+                run_id=row.run_id,
+                session_id=row.session_id,
+                owner=row.owner,
+                base_model=row.base_model,
+                lora=LoraConfig(**row.lora),
+                user_metadata=row.user_metadata,
+                created_at=row.created_at,
+                queue=queue,
+                last_request_at=row.last_request_at,
+                failure=history[0].error if history else None,
+            )
         )
-        replayed = 0
-        for operation, answered in history:
-            if not answered:
-                queue.put(operation.seq_id, (operation, self._reopen(operation)))
-            elif KINDS[operation.kind].changes_run:
-                queue.put(operation.seq_id, (operation, self._replay(operation)))
-                replayed += 1
-            else:
-                queue.consume(operation.seq_id)
-        log.info("run %s: replaying %d of %d operations", run.run_id, replayed, len(history))
-        self._runs.begin(run)
+
+    async def _enqueue(self, queue: SequencedQueue[tuple[Operation, Ticket]], entry: Entry) -> None:
+        """What has no answer; and between such what has one, if the run is different for it."""
+        if not entry.answered:
+            operation = await self._journal.operation(entry)
+            queue.put(entry.seq_id, (operation, self._reopen(operation)))
+        elif entry.applied:
+            operation = await self._journal.operation(entry)
+            queue.put(entry.seq_id, (operation, self._replay(operation)))
+        else:
+            queue.consume(entry.seq_id)
 
     def _reopen(self, operation: Operation) -> Ticket:
         ticket = self._futures.open(

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import secrets
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
@@ -31,47 +30,18 @@ from .futures import Category, Futures, Outcome, Ticket
 from .journal import Journal, Operation
 from .kinds import KINDS, AcceptedLoad
 from .queue_state import QueueState
+from .residence import Residence, Unrestorable
+from .run import Run
 from .sequence import SequencedQueue
 from .sessions import Session
 from .settings import Settings
+from .snapshots import Snapshots
+from .supervision import EngineKilled, Supervisor
 from .usage import Usage
 
 log = logging.getLogger(__name__)
 _table = schema.runs
 _DEFAULT_RANK = 32
-
-
-@dataclass(slots=True)
-class Run:
-    """One live run."""
-
-    run_id: str
-    session_id: str
-    owner: str
-    base_model: str
-    lora: LoraConfig
-    user_metadata: dict[str, Any] | None
-    created_at: float
-    queue: SequencedQueue[tuple[Operation, Ticket]]
-    last_request_at: float = 0.0
-    failure: str | None = None  # why its creation failed; then nothing else can run
-    closing: bool = False
-    current: Ticket | None = None  # what is being carried out
-    task: asyncio.Task[None] | None = field(default=None, repr=False)
-
-    def row(self) -> dict[str, Any]:
-        """The catalogue's row."""
-        return {
-            "run_id": self.run_id,
-            "session_id": self.session_id,
-            "owner": self.owner,
-            "base_model": self.base_model,
-            "lora": self.lora.model_dump(),
-            "user_metadata": self.user_metadata,
-            "created_at": self.created_at,
-            "last_request_at": self.created_at,
-            "live": True,
-        }
 
 
 class Runs:
@@ -84,6 +54,9 @@ class Runs:
         futures: Futures,
         checkpoints: Checkpoints,
         executor: Executor,
+        residence: Residence,
+        snapshots: Snapshots,
+        supervisor: Supervisor,
         base_models: BaseModels,
         usage: Usage,
         engine: Engine,
@@ -94,6 +67,9 @@ class Runs:
         self._futures = futures
         self._checkpoints = checkpoints
         self._executor = executor
+        self._residence = residence
+        self._snapshots = snapshots
+        self._supervisor = supervisor
         self._base_models = base_models
         self._usage = usage
         self._engine = engine
@@ -225,28 +201,54 @@ class Runs:
         while not run.closing:
             operation, run.current = await run.queue.next()
             run.current.start()
-            outcome = await self._perform(run, operation)
+            outcome = await self._perform(run, operation, run.current)
             self._count(run, operation, run.current, outcome)
-            self._futures.resolve(run.current, outcome)
+            if outcome.category == "server":
+                await self._futures.resolve_durably(run.current, outcome)
+            else:
+                self._futures.resolve(run.current, outcome)
             run.current = None
+            await self._snapshots.start_if_due(run)
         await self._drop(run)
 
-    async def _perform(self, run: Run, operation: Operation) -> Outcome:
+    async def _perform(self, run: Run, operation: Operation, ticket: Ticket) -> Outcome:
         """Carry an operation out; whatever happens becomes its outcome."""
         kind = operation.kind
         if run.failure is not None:
             return Outcome(kind, error=f"this run could not be created: {run.failure}", category="user")
         try:
-            result = await self._executor.execute(run, operation)
+            result = await self._supervisor.carry_out(lambda: self._apply(run, operation, ticket))
             return Outcome(kind, KINDS[kind].result.encode(result))
         except UserError as error:
             outcome = Outcome(kind, error=str(error), category="user")
+        except (EngineKilled, Unrestorable) as error:
+            log.error("%s %s failed: %s", kind, operation.request_id, error)
+            outcome = Outcome(kind, error=str(error), category="server")
         except Exception as error:
             log.exception("%s %s failed", kind, operation.request_id)
             outcome = Outcome(kind, error=f"internal error: {type(error).__name__}", category="server")
+        if outcome.category == "server":
+            run.generation = None  # who knows what became of the adapter; the journal does
         if operation.seq_id == 0:
             run.failure = outcome.error
         return outcome
+
+    async def _apply(self, run: Run, operation: Operation, ticket: Ticket) -> Any:
+        """Bring the run in, change it, and note what it would take to do that again."""
+        kind = KINDS[operation.kind]
+        async with run.lock:
+            if kind.needs_adapter:
+                await self._residence.bring_in(run, operation.seq_id)
+            started = time.monotonic()
+            result = await self._executor.execute(run, operation)
+            if kind.changes_run:
+                run.applied = operation.seq_id
+                run.unsaved.add(ticket.size, time.monotonic() - started)
+            if kind.reads_checkpoint:
+                await self._snapshots.after_load(run)
+            if run.memory == 0 and not run.closing:
+                await self._residence.measure(run)
+        return result
 
     def _count(self, run: Run, operation: Operation, ticket: Ticket, outcome: Outcome) -> None:
         """Note what was used; what is only repeated after a restart was counted before."""
@@ -292,6 +294,10 @@ class Runs:
             run.task.cancel()
             await asyncio.gather(run.task, return_exceptions=True)
         self._answer_waiting(run, f"training run {run.run_id!r} has ended", "user")
+        if run.saving is not None:
+            run.saving.cancel()
+            await asyncio.gather(run.saving, return_exceptions=True)
+        self._residence.forget(run)
         await self._engine.drop_adapter(run.run_id)
         await self._write_off(run.run_id)
 
@@ -305,6 +311,7 @@ class Runs:
 
         await self._database.write(change)
         await self._journal.drop_payloads(run_id)
+        await self._snapshots.drop(run_id)
 
     async def stop(self) -> None:
         """Stop working; the journal has all that is needed to go on later."""

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import secrets
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +29,11 @@ from .checkpoints import Checkpoints
 from .futures import Futures, Outcome, Ticket
 from .journal import Journal, Operation
 from .kinds import KINDS
+from .open_samplers import OpenSamplers, Sampler
 from .queue_state import QueueState
 from .sessions import Session
 from .settings import Settings
+from .supervision import EngineKilled, Supervisor
 from .usage import Usage
 
 log = logging.getLogger(__name__)
@@ -43,23 +44,6 @@ _MOST_SEQUENCES = 4096  # more are refused by the engine, through the future
 
 class TooManySamples(RuntimeError):
     """More samples are waiting than the service keeps; the client should wait and ask again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sampler:
-    """One sampler; ``blob`` is where its weights lie, None for the bare base model."""
-
-    sampler_id: str
-    session_id: str
-    owner: str
-    base_model: str
-    model_path: str | None
-    blob: str | None
-    created_at: float
-
-    def row(self) -> dict[str, Any]:
-        """The catalogue's row."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 class Samplers:
@@ -74,6 +58,8 @@ class Samplers:
         checkpoints: Checkpoints,
         base_models: BaseModels,
         usage: Usage,
+        opened: OpenSamplers,
+        supervisor: Supervisor,
         engine: Engine,
         settings: Settings,
     ) -> None:
@@ -84,10 +70,11 @@ class Samplers:
         self._checkpoints = checkpoints
         self._base_models = base_models
         self._usage = usage
+        self._opened = opened
+        self._supervisor = supervisor
         self._engine = engine
         self._settings = settings
         self._known: dict[str, Sampler] = {}
-        self._opened: dict[str, asyncio.Task[None]] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._next_seq: dict[str, int] = {}
 
@@ -241,32 +228,22 @@ class Samplers:
     async def _perform(self, operation: Operation) -> Outcome:
         try:
             sampler = await self.get(operation.owner, operation.stream_id)
-            await self._open(sampler)
             job = _job(operation.payload, operation.request_id)
-            response: SampleResponse = await self._engine.sample(sampler.sampler_id, job)
+            response = await self._supervisor.carry_out(lambda: self._sample(sampler, job))
             self._usage.sampled(sampler.owner, sampler.session_id, sampler.base_model, job, response)
             return Outcome("sample", KINDS["sample"].result.encode(response))
         except UserError as error:
             return Outcome("sample", error=str(error), category="user")
+        except EngineKilled as error:
+            log.error("sample %s failed: %s", operation.request_id, error)
+            return Outcome("sample", error=str(error), category="server")
         except Exception as error:
             log.exception("sample %s failed", operation.request_id)
             return Outcome("sample", error=f"internal error: {type(error).__name__}", category="server")
 
-    async def _open(self, sampler: Sampler) -> None:
-        """Have the engine open a sampler, once, however many samples arrive at the same time."""
-        task = self._opened.get(sampler.sampler_id)
-        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = asyncio.get_running_loop().create_task(self._open_on_engine(sampler))
-            self._opened[sampler.sampler_id] = task
-        await asyncio.shield(task)
-
-    async def _open_on_engine(self, sampler: Sampler) -> None:
-        await self._base_models.get(sampler.base_model)
-        folder = None if sampler.blob is None else self._blobs.path(sampler.blob)
-        if folder is not None and not folder.exists():
-            raise NotFound(f"the weights of {sampler.model_path!r} have been deleted", field="model_path")
-        await self._engine.open_sampler(sampler.sampler_id, sampler.base_model, folder=folder)
-        self._base_models.mark_loaded(sampler.base_model)
+    async def _sample(self, sampler: Sampler, job: SampleJob) -> SampleResponse:
+        async with self._opened.using(sampler):
+            return await self._engine.sample(sampler.sampler_id, job)
 
     # -- ending ----------------------------------------------------------------------------------
 
@@ -276,14 +253,13 @@ class Samplers:
         rows = await self._database.read(lambda connection: connection.execute(query).all())
         for row in rows:
             self._known.pop(row.sampler_id, None)
-            if self._opened.pop(row.sampler_id, None) is not None:
-                await self._engine.close_sampler(row.sampler_id)
+            await self._opened.close(row.sampler_id)
             if row.blob is not None and row.blob.startswith("samplers/"):
                 self._blobs.delete(row.blob)
 
     async def stop(self) -> None:
         """Stop sampling; the journal has what is needed to sample again later."""
-        tasks = [*self._running.values(), *self._opened.values()]
+        tasks = list(self._running.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -18,7 +18,7 @@ from .exports import COMPLETE
 from .journal import Operation
 
 if TYPE_CHECKING:
-    from .runs import Run
+    from .run import Run
 
 SaveRequest = SaveWeightsRequest | SaveWeightsForSamplerRequest | SaveWeightsExternalRequest
 

@@ -22,8 +22,10 @@ from .exports import Exports
 from .futures import Futures
 from .journal import Journal
 from .keys import Keys
+from .open_samplers import OpenSamplers
 from .queue_state import QueueState
 from .recovery import Recovery
+from .residence import Residence
 from .run_listing import RunListing
 from .runs import Runs
 from .sampler_clients import SamplerClients
@@ -32,6 +34,8 @@ from .session_search import SessionSearch
 from .sessions import Session, Sessions
 from .settings import Settings
 from .signing import Signer
+from .snapshots import Snapshots
+from .supervision import Supervisor
 from .tokens import Tokens
 from .traces import Traces
 from .usage import Usage
@@ -73,6 +77,7 @@ class Service:
         self.exports = Exports(self.checkpoints, settings.data_dir / "archives", settings.url_ttl)
         journal = Journal(self._database, self.futures)
         self.custom_losses = CustomLosses(journal, self.futures)
+        supervisor = Supervisor(engine)
         self.samplers = Samplers(
             self._database,
             blobs,
@@ -81,18 +86,25 @@ class Service:
             self.checkpoints,
             self.base_models,
             self.usage,
+            OpenSamplers(engine, self.base_models, blobs, settings),
+            supervisor,
             engine,
             settings,
         )
         executor = Executor(
             engine, self.base_models, self.checkpoints, self.samplers, self.custom_losses, blobs, settings
         )
+        self._snapshots = Snapshots(self._database, blobs, engine, settings, restartable=not private)
+        self._residence = Residence(engine, executor, journal, self._snapshots, settings)
         self.runs = Runs(
             self._database,
             journal,
             self.futures,
             self.checkpoints,
             executor,
+            self._residence,
+            self._snapshots,
+            supervisor,
             self.base_models,
             self.usage,
             engine,
@@ -116,6 +128,7 @@ class Service:
         for session in ended:
             await self.end_session(session, "cancelled", "the client did not come back")
         await self._write_off_orphans()
+        await self._snapshots.clean()
         await self._recovery.recover()
         self._housekeeper = asyncio.get_running_loop().create_task(self._keep_house(), name="housekeeping")
         self._housekeeper.add_done_callback(_report_death)

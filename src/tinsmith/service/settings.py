@@ -33,7 +33,6 @@ class Settings(BaseSettings):
         ("HuggingFaceTB/SmolLM2-135M-Instruct",), description="base models to offer: names or folders"
     )
     aliases: Annotated[tuple[str, ...], NoDecode] = Field((), description="second names, NAME=MODEL")
-    engine: Literal["local", "ray"] = Field("local", description="where the numbers are computed")
     device: Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = Field(
         "auto", description="what they are computed on: auto (a GPU where there is one), cpu, cuda, cuda:1"
     )
@@ -41,6 +40,12 @@ class Settings(BaseSettings):
         "auto", description="of the base models' weights; auto: float32 on a CPU, bfloat16 on a GPU"
     )
     lora_alpha: float = Field(32.0, gt=0, description="LoRA alpha, for every rank")
+    engine: Literal["process", "local", "ray"] = Field(
+        "process", description="where the numbers are computed: a process of their own, this one, or Ray"
+    )
+    engine_patience: float = Field(
+        600.0, gt=0, description="seconds without a step after which the engine's process is started again"
+    )
     api_key: SecretStr | None = Field(
         None, description="the key clients must present; none: open to this machine"
     )
@@ -52,6 +57,19 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(256 * 2**20, gt=0, description="largest request body, uncompressed")
     max_pending_samples: int = Field(4096, gt=0, description="samples in flight before 429")
     max_rank: int = Field(256, gt=0, description="largest LoRA rank")
+    adapter_memory: int = Field(
+        4 * 2**30, gt=0, description="bytes of runs the engine holds; idle ones beyond are written out"
+    )
+    sampler_memory: int = Field(
+        2 * 2**30, gt=0, description="bytes of samplers the engine holds; idle ones beyond are closed"
+    )
+    snapshot_operations: int = Field(256, gt=0, description="operations of a run after which it is saved")
+    snapshot_bytes: int = Field(
+        64 * 2**20, gt=0, description="bytes of a run's operations after which it is saved"
+    )
+    snapshot_seconds: float = Field(
+        30.0, gt=0, description="seconds of work on a run after which it is saved"
+    )
     token_ttl: int = Field(900, ge=120, le=86400, description="seconds a token made from a key is valid")
     url_ttl: int = Field(3600, ge=60, description="seconds a download address is valid")
     public_url: str | None = Field(

@@ -3,5 +3,17 @@
 from .blobs import Blobs
 from .database import DATABASE_FILE, Database
 from .lock import DataDirLock
+from .packing import pack, unpack
+from .seals import Damaged, check, seal
 
-__all__ = ["DATABASE_FILE", "Blobs", "DataDirLock", "Database"]
+__all__ = [
+    "DATABASE_FILE",
+    "Blobs",
+    "Damaged",
+    "DataDirLock",
+    "Database",
+    "check",
+    "pack",
+    "seal",
+    "unpack",
+]

@@ -7,6 +7,8 @@ import shutil
 import uuid
 from pathlib import Path
 
+from tinsmith import failpoints
+
 
 class Blobs:
     """Folders of files under one root. A key is a relative path; a folder appears complete or not at all."""
@@ -25,23 +27,29 @@ class Blobs:
         return folder
 
     def discard(self, staged: Path) -> None:
-        """Throw a staged folder away."""
-        shutil.rmtree(staged)
+        """Throw a staged folder away, even while somebody still writes into it; none is fine."""
+        doomed = staged.with_name(f"{staged.name}.doomed")  # where nobody opens a new file
+        if staged.exists():
+            staged.rename(doomed)
+            shutil.rmtree(doomed)
 
     def publish(self, staged: Path, key: str) -> int:
         """Move a staged folder to its key, replacing what was there; durable on return. Gives its size."""
         target = self.path(key)
         target.parent.mkdir(parents=True, exist_ok=True)
+        failpoints.reach("blob.publish")
         size = sum(file.stat().st_size for file in staged.iterdir())
         if target.exists():
             replaced = self._staging / uuid.uuid4().hex
             target.rename(replaced)
+            failpoints.reach("blob.replacing")
             staged.rename(target)
             shutil.rmtree(replaced)
         else:
             staged.rename(target)
         _fsync_folder(target)
         _fsync_folder(target.parent)
+        failpoints.reach("blob.published")
         return size
 
     def path(self, key: str) -> Path:
@@ -51,12 +59,18 @@ class Blobs:
             raise ValueError(f"blob key {key!r} leaves the data directory")
         return path
 
+    def keys(self, prefix: str) -> list[str]:
+        """The keys right under this one."""
+        folder = self.path(prefix)
+        return [f"{prefix}/{entry.name}" for entry in folder.iterdir()] if folder.exists() else []
+
     def delete(self, key: str) -> None:
         """Remove a key; one that is not there is fine."""
         path = self.path(key)
         if path.exists():
             doomed = self._staging / uuid.uuid4().hex
             path.rename(doomed)
+            failpoints.reach("blob.deleted")
             shutil.rmtree(doomed)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import queue
+import sqlite3
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,10 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
+from sqlalchemy.exc import DatabaseError
+
+from tinsmith import failpoints
+from tinsmith.types import OutOfSpace, Unavailable
 
 from . import schema
 
@@ -18,6 +24,15 @@ _T = TypeVar("_T")
 DATABASE_FILE = "tinsmith.sqlite"
 _STOP = object()
 _MOST_PER_COMMIT = 256
+_PRAGMAS = (
+    "auto_vacuum=INCREMENTAL",  # must come before the first table does
+    "journal_mode=WAL",
+    "synchronous=FULL",
+    "foreign_keys=ON",
+    "busy_timeout=10000",
+    f"journal_size_limit={64 * 2**20}",
+)
+_RECLAIM_PAGES = 4096  # at a time, so that nobody waits long for it
 _WRITES: dict[str, Any] = {"tinsmith_writes": True}
 
 
@@ -73,6 +88,16 @@ class Database:
         with self._engine.connect() as connection:
             return query(connection)
 
+    async def reclaim(self) -> None:
+        """Give pages that nothing lies on any more back to the file system, some at a time."""
+        if self._engine.dialect.name != "sqlite":
+            return
+
+        def change(connection: Connection) -> None:
+            connection.exec_driver_sql(f"PRAGMA incremental_vacuum({_RECLAIM_PAGES})").close()
+
+        await self.write(change)
+
     def close(self) -> None:
         """Finish the writes that wait, then close."""
         self._queue.put(_STOP)
@@ -98,8 +123,10 @@ class Database:
             with connection.begin():
                 for change, done in batch:
                     outcomes.append((done, *self._apply(connection, change)))
+                failpoints.reach("journal.commit")
+            failpoints.reach("journal.committed")
         except Exception as error:  # the commit itself failed: nothing of the batch is durable
-            outcomes = [(done, None, error) for _, done in batch]
+            outcomes = [(done, None, _as_refusal(error)) for _, done in batch]
         for done, value, failure in outcomes:
             _settle(done, value, failure)
 
@@ -112,7 +139,29 @@ class Database:
             with connection.begin_nested():
                 return change(connection), None
         except Exception as error:
-            return None, error
+            if not _in_transaction(connection):  # a full disk undid the whole batch, neighbours included
+                raise
+            return None, _as_refusal(error)
+
+
+def _as_refusal(error: Exception) -> Exception:
+    """What the disk has to say, in words for whoever asked; any other error as it is."""
+    if not isinstance(error, OSError | DatabaseError):
+        return error
+    original = getattr(error, "orig", error)
+    code = getattr(original, "sqlite_errorcode", 0) & 0xFF
+    if code == sqlite3.SQLITE_FULL or getattr(original, "errno", None) == errno.ENOSPC:
+        return OutOfSpace("the disk is full, so nothing of this request was kept")
+    if code == sqlite3.SQLITE_IOERR or isinstance(original, OSError):
+        return Unavailable(
+            f"the journal could not be written, so nothing of this request was kept: {original}"
+        )
+    return error
+
+
+def _in_transaction(connection: Connection) -> bool:
+    raw = connection.connection.dbapi_connection
+    return bool(getattr(raw, "in_transaction", True))
 
 
 def _settle(done: asyncio.Future[Any], value: Any, failure: BaseException | None) -> None:
@@ -131,7 +180,7 @@ def _settle(done: asyncio.Future[Any], value: Any, failure: BaseException | None
 
 def _tune_sqlite(connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # SQLAlchemy's begin event writes BEGIN itself, so savepoints work
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=10000"):
+    for pragma in _PRAGMAS:
         connection.execute(f"PRAGMA {pragma}")
 
 

@@ -20,7 +20,7 @@ from sqlalchemy import (
     Text,
 )
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 metadata = MetaData()
 
 properties = Table(
@@ -93,6 +93,7 @@ checkpoints = Table(
     Column("request_id", String, nullable=False),  # the operation that wrote it
 )
 
+# What was asked. What it holds lies beside it in `payloads`, for as long as it may be needed again.
 operations = Table(
     "operations",
     metadata,
@@ -102,10 +103,10 @@ operations = Table(
     Column("seq_id", BigInteger, nullable=False),
     Column("kind", String, nullable=False),
     Column("accepted_at", Float, nullable=False),
-    Column("payload", LargeBinary, nullable=False),
     Index("operations_by_stream", "stream_id", "seq_id"),
 )
 
+# What was answered. The answer itself lies beside it in `answers`, until it expires or is acknowledged.
 results = Table(
     "results",
     metadata,
@@ -114,9 +115,35 @@ results = Table(
     Column("kind", String, nullable=False),
     Column("started_at", Float),  # None: it was answered without being begun
     Column("finished_at", Float, nullable=False, index=True),
-    Column("body", LargeBinary),
     Column("error", Text),
     Column("category", String),
+    Column("size", BigInteger, nullable=False),  # of the answer, uncompressed
+)
+
+# Compressed (`packing`), so that scans of the tables above read none of it.
+payloads = Table(
+    "payloads",
+    metadata,
+    Column("request_id", String, primary_key=True),
+    Column("body", LargeBinary, nullable=False),
+)
+
+answers = Table(
+    "answers",
+    metadata,
+    Column("request_id", String, primary_key=True),
+    Column("body", LargeBinary, nullable=False),
+)
+
+# States of live runs that a restart begins from; ``seq_id`` is the last operation in it.
+snapshots = Table(
+    "snapshots",
+    metadata,
+    Column("run_id", String, primary_key=True),
+    Column("seq_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("blob", String, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("created_at", Float, nullable=False),
 )
 
 # How many clients share a sampler besides its first one: each numbers its samples in a range of its own.

@@ -15,7 +15,15 @@ from .checkpoint import (
     WeightsInfoResponse,
 )
 from .datum import Datum, PromptProvenanceSpan, SampledProvenanceSpan
-from .errors import Forbidden, Gone, NotFound, RequestErrorCategory, Unavailable, UserError
+from .errors import (
+    Forbidden,
+    Gone,
+    NotFound,
+    OutOfSpace,
+    RequestErrorCategory,
+    Unavailable,
+    UserError,
+)
 from .model_input import (
     DmelChunk,
     EncodedTextChunk,
@@ -107,6 +115,7 @@ __all__ = [
     "OptimParams",
     "OptimStepRequest",
     "OptimStepResponse",
+    "OutOfSpace",
     "Params",
     "ParsedCheckpointTinkerPath",
     "PromptAltTokens",

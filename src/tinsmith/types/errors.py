@@ -39,3 +39,7 @@ class Gone(UserError):
 
 class Unavailable(RuntimeError):
     """The service cannot take work now (shutting down, full disk); trying later is right."""
+
+
+class OutOfSpace(Unavailable):
+    """There is no room on the disk, or in the data directory's budget, for what this would take."""
