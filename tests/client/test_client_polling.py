@@ -122,6 +122,9 @@ def test_an_empty_400_is_a_proxy_s_but_not_for_ever(clock):
     wait(clock, [answer(400)] * 5 + [DONE])
     with pytest.raises(RetrieveError):
         wait(clock, [answer(400)] * 6 + [DONE])
+    wait(
+        clock, [answer(408)] * 9 + [answer(400)] + [answer(408)] * 9 + [DONE]
+    )  # among others, one is nothing
 
 
 def test_billing_may_be_put_right_for_a_while(clock):

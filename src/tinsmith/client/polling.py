@@ -120,6 +120,7 @@ class _Pace:
     def __init__(self, clock: Clock, billing_pause: float) -> None:
         self._clock = clock
         self._quick = 0  # answers in a row that came at once
+        self._empty = 0  # 400s in a row that said nothing
         self._billing_until: float | None = None
         self._billing_pause = billing_pause
 
@@ -128,16 +129,23 @@ class _Pace:
         if isinstance(reply, BillingError):
             return self._billing(reply, request_id)
         self._billing_until = None
+        self._count_empty(reply, request_id)
         if isinstance(reply, APIError) and (hint := hint_of(reply)) is not None:
             return hint
         if held >= HELD:
             self._quick = 0
             return 0.0
         self._quick += 1
-        if isinstance(reply, APIStatusError) and reply.status_code == 400 and self._quick > EMPTY_400S:
-            raise _final(reply, "the operation", request_id) from reply
         delay = PENDING if isinstance(reply, Pending) else TROUBLE
         return delay.after(self._quick - 1, self._clock.chance())
+
+    def _count_empty(self, reply: Pending | APIError, request_id: str) -> None:
+        if not (isinstance(reply, APIStatusError) and reply.status_code == 400):
+            self._empty = 0
+            return
+        self._empty += 1
+        if self._empty > EMPTY_400S:
+            raise _final(reply, "the operation", request_id) from reply
 
     def _billing(self, error: BillingError, request_id: str) -> float:
         now = self._clock.now()

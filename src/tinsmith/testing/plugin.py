@@ -1,4 +1,4 @@
-"""A pytest plugin: the fixture `tinsmith_service` is a real service with the model tiny-llama."""
+"""A pytest plugin: `tinsmith_service` is a real service with tiny-llama, `tinsmith_faults` breaks another."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from .fault_table import Faults
+    from .faulty_service import FaultyService
     from .process import ServiceProcess
 
 
@@ -18,3 +20,21 @@ def tinsmith_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servi
 
     with ServiceProcess(tmp_path_factory.mktemp("tinsmith")) as service:
         yield service
+
+
+@pytest.fixture(scope="session")
+def tinsmith_faulty_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyService]:
+    """Another service, on a thread of this process, that does what its ``faults`` say."""
+    from .faulty_service import FaultyService
+
+    with FaultyService(tmp_path_factory.mktemp("tinsmith-faulty")) as service:
+        yield service
+
+
+@pytest.fixture
+def tinsmith_faults(tinsmith_faulty_service: FaultyService) -> Iterator[Faults]:
+    """The faults of that service, none at the start of each test; ``url`` is what clients need."""
+    faults = tinsmith_faulty_service.faults
+    faults.clear()
+    yield faults
+    faults.clear()
