@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -15,6 +16,8 @@ from tinsmith.engine.models import Catalogue
 from tinsmith.server import create_app
 from tinsmith.server.auth import Authenticator
 from tinsmith.service import Service, Settings
+from tinsmith.service.keys import Keys
+from tinsmith.store import Database
 
 TOKENS = [10, 20, 30, 40, 50, 60]
 
@@ -84,6 +87,16 @@ def batch(run: str, seq: int, path: str = "forward_backward", tokens: list[int] 
         "model_id": run,
         "seq_id": seq,
     }
+
+
+def make_key(data_dir: Path, name: str, **details: Any) -> str:
+    """As `tinsmith key create` does it, whether or not a service runs."""
+    data_dir.mkdir(exist_ok=True)
+    database = Database.in_folder(data_dir)
+    try:
+        return asyncio.run(Keys(database, data_dir).create(name, **details))
+    finally:
+        database.close()
 
 
 Serve = Callable[..., AbstractAsyncContextManager[Api]]

@@ -11,21 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server_support import TOKENS, Api, Serve
+from server_support import TOKENS, Api, Serve, make_key
 
-from tinsmith.service.keys import Keys
 from tinsmith.service.prices import Price
-from tinsmith.store import Database
-
-
-def make_key(data_dir: Path, name: str, **details: Any) -> str:
-    """As `tinsmith key create` does it, whether or not a service runs."""
-    data_dir.mkdir(exist_ok=True)
-    database = Database.in_folder(data_dir)
-    try:
-        return asyncio.run(Keys(database, data_dir).create(name, **details))
-    finally:
-        database.close()
 
 
 def _as(key: str) -> dict[str, dict[str, str]]:

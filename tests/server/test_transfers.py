@@ -14,8 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from server_support import Api, Serve
-from test_account import make_key
+from server_support import Api, Serve, make_key
 
 PEFT_FILES = {"adapter_config.json", "adapter_model.safetensors", "checkpoint_complete"}
 

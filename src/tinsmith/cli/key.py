@@ -12,7 +12,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from tinsmith.service.keys import Keys
+from tinsmith.service.keys import Keys, Role
+from tinsmith.service.limits import parse_limits
 from tinsmith.service.settings import default_data_dir
 from tinsmith.store import Database
 from tinsmith.types import UserError
@@ -23,6 +24,13 @@ _data_dir = click.option(
     envvar="TINSMITH_DATA_DIR",
     default=default_data_dir,
     help="Where the service keeps everything durable.",
+)
+_limits = click.option(
+    "--limit",
+    "limits",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A limit of the owner that differs from the service's (see `tinsmith key limit`); repeatable.",
 )
 
 
@@ -55,10 +63,25 @@ def _keys(data_dir: Path) -> Iterator[Keys]:
 @click.option("--owner", help="Whose it is: keys of one owner share all they made.  [default: the name]")
 @click.option("--email", help="The owner's address, which clients show.")
 @click.option("--note", default="", help="Anything worth remembering.")
-def create(data_dir: Path, name: str, owner: str | None, email: str | None, note: str) -> None:
+@click.option(
+    "--role",
+    type=click.Choice(["owner", "admin"]),
+    default="owner",
+    help="An admin may also read the metrics and everybody's audit log.  [default: owner]",
+)
+@_limits
+def create(
+    data_dir: Path,
+    name: str,
+    owner: str | None,
+    email: str | None,
+    note: str,
+    role: Role,
+    limits: tuple[str, ...],
+) -> None:
     """Make a key and print it, this once; only its hash is kept."""
     with _keys(data_dir) as keys:
-        click.echo(asyncio.run(keys.create(name, owner, note, email)))
+        click.echo(asyncio.run(keys.create(name, owner, note, email, role, parse_limits(limits))))
 
 
 @command.command("list")
@@ -66,13 +89,29 @@ def create(data_dir: Path, name: str, owner: str | None, email: str | None, note
 def list_(data_dir: Path) -> None:
     """Every key there ever was."""
     table = Table(box=None, pad_edge=False)
-    for heading in ("id", "name", "owner", "made", "revoked", "note"):
+    for heading in ("id", "name", "owner", "role", "limits", "made", "revoked", "note"):
         table.add_column(heading, overflow="fold")
     with _keys(data_dir) as keys:
         for key in keys.all():
             made, revoked = _day(key.created_at), _day(key.revoked_at)
-            table.add_row(str(key.key_id), key.name, key.owner, made, revoked, key.note)
+            limits = " ".join(f"{name}={value}" for name, value in key.limits.items()) or "-"
+            table.add_row(str(key.key_id), key.name, key.owner, key.role, limits, made, revoked, key.note)
     Console().print(table)
+
+
+@command.command("limit")
+@_data_dir
+@click.argument("key_id", type=int)
+@click.argument("limits", nargs=-1, metavar="[NAME=VALUE]...")
+def limit(data_dir: Path, key_id: int, limits: tuple[str, ...]) -> None:
+    """Set the limits of a key's owner where they differ from the service's; none: no longer.
+
+    Names: concurrent_samples, queued_tokens, live_runs, stored_bytes, weight. Of several keys of one owner
+    the highest limit counts.
+    """
+    with _keys(data_dir) as keys:
+        asyncio.run(keys.limit(key_id, parse_limits(limits), actor="operator"))
+        click.echo(f"key {key_id}: {' '.join(limits) or 'the limits of the service'}")
 
 
 @command.command("revoke")

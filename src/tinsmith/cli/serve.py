@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,9 @@ from pydantic import ValidationError
 
 from tinsmith.engine.interface import BaseModel, Engine
 from tinsmith.service.keys import any_key
-from tinsmith.service.settings import Settings
+from tinsmith.service.settings import Settings, is_loopback
+
+_KEY_LENGTH = 24  # of an operator's own key that other machines can try to guess
 
 
 @click.command("serve")
@@ -62,6 +63,7 @@ def command(**given: Any) -> None:
     from tinsmith.engine.models import Catalogue, ModelUnavailable, parse_alias
     from tinsmith.server import create_app
     from tinsmith.server.auth import Authenticator
+    from tinsmith.server.browsers import ForeignPages
     from tinsmith.server.listen import listen
     from tinsmith.service import Service
 
@@ -74,8 +76,13 @@ def command(**given: Any) -> None:
     key = settings.api_key.get_secret_value() if settings.api_key else None
     auth = Authenticator(key, service.keys, service.tokens)
     app = create_app(service, auth, own_service=True)
+    app.add_middleware(ForeignPages, auth=auth, host=settings.host)
     names = list(base_models)
-    listen(app, settings.host, settings.port, lambda url: click.echo(_welcome(url, names, auth.required)))
+
+    def announce(url: str) -> None:
+        click.echo(_welcome(url, names, auth.required))
+
+    listen(app, settings.host, settings.port, announce, settings.max_connections)
 
 
 def _engine(settings: Settings, base_models: dict[str, BaseModel]) -> Engine:
@@ -99,12 +106,18 @@ def _engine(settings: Settings, base_models: dict[str, BaseModel]) -> Engine:
 
 def _refuse_open_door(settings: Settings) -> None:
     """Nobody offers his machine to a network by accident."""
-    if _is_loopback(settings.host) or settings.api_key is not None or any_key(settings.data_dir):
+    if is_loopback(settings.host):
         return
-    raise click.ClickException(
-        f"--host {settings.host} lets other machines in, so a key is needed: make one with `tinsmith key "
-        "create`, or give --api-key (or TINSMITH_API_KEY)"
-    )
+    if settings.api_key is None and not any_key(settings.data_dir):
+        raise click.ClickException(
+            f"--host {settings.host} lets other machines in, so a key is needed: make one with `tinsmith key "
+            "create`, or give --api-key (or TINSMITH_API_KEY)"
+        )
+    if settings.api_key is not None and len(settings.api_key) < _KEY_LENGTH:
+        raise click.ClickException(
+            f"--api-key: other machines can try to guess it, so it needs {_KEY_LENGTH} characters or more; "
+            "`tinsmith key create` makes one nobody can guess"
+        )
 
 
 def _told(error: ValidationError) -> str:
@@ -113,17 +126,12 @@ def _told(error: ValidationError) -> str:
     return "\n".join(f"TINSMITH_{name.upper()}: {message}" for name, message in problems)
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def _welcome(url: str, models: list[str], key_required: bool) -> str:
-    shown = "<your key>" if key_required else "tml-local"
-    return (
-        f"Tinsmith serves {', '.join(models)} at {url}\n"
-        f"  export TINKER_BASE_URL={url}\n"
-        f"  export TINKER_API_KEY={shown}"
-    )
+    """What a person copies into another terminal; a key is shown only where any will do."""
+    lines = [f"Tinsmith serves {', '.join(models)} at {url}", f"  export TINKER_BASE_URL={url}"]
+    if key_required:
+        lines.append("  export TINKER_API_KEY=<a key of yours; `tinsmith key create` makes one>")
+    else:
+        lines.append("  export TINKER_API_KEY=tml-local")
+        lines.append("No key is asked for: any will do, and only programs on this machine are served.")
+    return "\n".join(lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from tinsmith.service.tokens import ORGANIZATION
-from tinsmith.types import UserError
+from tinsmith.types import Forbidden, UserError
 from tinsmith.types.account import (
     ApiKeyResponse,
     AuthTokenResponse,
@@ -17,6 +17,8 @@ from tinsmith.types.replies import Empty
 
 from .auth import FIXED_KEY
 from .call import Call, reply
+
+EVERYBODY = "*"
 
 # What a key that is not in the data directory is called: whether one is needed -> name and note.
 _FIXED = {
@@ -55,7 +57,11 @@ async def revoke_own_key(call: Call) -> Response:
 
 async def audit_log(call: Call) -> Response:
     """Who did what on one day."""
-    return reply(await call.service.audit.of_day(call.owner, call.query.event_type, call.query.day))
+    asked = call.query.owner or call.owner
+    if asked != call.owner and not call.caller.admin:
+        raise Forbidden("only an admin's key reads what is not its own", field="owner")
+    owner = None if asked == EVERYBODY else asked
+    return reply(await call.service.audit.of_day(owner, call.query.event_type, call.query.day))
 
 
 async def usage(call: Call) -> Response:

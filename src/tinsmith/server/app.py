@@ -13,13 +13,13 @@ from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 
 from tinsmith.service import Service
-from tinsmith.service.samplers import TooManySamples
+from tinsmith.service.quotas import TooMuchWaiting
 from tinsmith.types import Forbidden, Gone, NotFound, Unavailable, UserError
 from tinsmith.types.queries import Query
 from tinsmith.wire import json
 
 from .auth import NOBODY, Authenticator, RejectedToken, Unauthorized
-from .call import Call, Malformed, TooLarge, read_body, reply
+from .call import Call, Malformed, TooLarge, TooSlow, read_body, reply
 from .metrics import Metrics
 from .openapi import DOCUMENT_PATHS, document
 from .routes import API, ROUTES, Route
@@ -33,13 +33,14 @@ STATUS: list[tuple[type[Exception], int]] = [
     (Forbidden, 403),
     (NotFound, 404),
     (Gone, 410),
+    (TooSlow, 408),
     (TooLarge, 413),
     (Malformed, 422),
-    (TooManySamples, 429),
+    (TooMuchWaiting, 429),
     (UserError, 400),
     (Unavailable, 503),
 ]
-_TRY_AGAIN_LATER = {429: "1", 503: "5"}
+_TRY_AGAIN_LATER = {429: "1", 503: "5"}  # seconds, where the error itself does not say
 _NEW_TOKEN = 'Bearer error="invalid_token"'  # clients that came with a token then make a new one
 
 
@@ -126,7 +127,8 @@ def _error(error: Exception, route: Route) -> Response:
         if isinstance(error, kind):
             response = reply({"detail": str(error)}, status)
             if status in _TRY_AGAIN_LATER:
-                response.headers["Retry-After"] = _TRY_AGAIN_LATER[status]
+                seconds = getattr(error, "retry_after", _TRY_AGAIN_LATER[status])
+                response.headers["Retry-After"] = str(seconds)
             if isinstance(error, RejectedToken):
                 response.headers["WWW-Authenticate"] = _NEW_TOKEN
             return response

@@ -31,10 +31,11 @@ class Caller:
     key_id: int = FIXED_KEY
     email: str | None = None
     expires: int | None = None
+    admin: bool = False
 
 
 NOBODY = Caller("nobody")
-_LOCAL = Caller(LOCAL_OWNER)
+_LOCAL = Caller(LOCAL_OWNER, admin=True)  # who owns the machine, or has the operator's own key
 
 
 class Authenticator:
@@ -70,7 +71,7 @@ class Authenticator:
         key = None if self._keys is None else self._keys.find(credential)
         if key is None:
             raise Unauthorized("X-API-Key: unknown; set TINKER_API_KEY to a key of this service")
-        return Caller(key.owner, key.key_id, key.email)
+        return Caller(key.owner, key.key_id, key.email, admin=key.role == "admin")
 
     def _of_token(self, tokens: Tokens, credential: str) -> Caller:
         """The owner of a token whose key is still good."""
@@ -79,12 +80,13 @@ class Authenticator:
         except InvalidToken as error:
             raise RejectedToken(f"X-API-Key: {error}") from error
         if token.key_id == FIXED_KEY:
-            good = self._fixed is not None
+            good = admin = self._fixed is not None
         else:
-            good = self._keys is not None and self._keys.get(token.key_id) is not None
+            key = None if self._keys is None else self._keys.get(token.key_id)
+            good, admin = key is not None, key is not None and key.role == "admin"
         if not good:
             raise RejectedToken("X-API-Key: the key this token was made from is no longer good")
-        return Caller(token.owner, token.key_id, token.email, token.expires)
+        return Caller(token.owner, token.key_id, token.email, token.expires, admin)
 
 
 def _bearer(header: str) -> str:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from tinsmith.service import Service
 from tinsmith.wire import compression, json, protobuf
 
 from .auth import Caller
+
+_PATIENCE = 30.0  # seconds a body may take, and so many more as it has bytes at the slowest speed:
+_BYTES_PER_SECOND = 16 * 2**10
 
 
 class Malformed(Exception):
@@ -20,6 +24,10 @@ class Malformed(Exception):
 
 class TooLarge(Exception):
     """The body is larger than this service accepts."""
+
+
+class TooSlow(Exception):
+    """The body does not arrive."""
 
 
 @dataclass(slots=True)
@@ -60,13 +68,22 @@ class Call:
 
 
 async def read_body(http: Request, limit: int) -> bytes:
-    """The plain body, bounded while it streams in and while it unfolds."""
+    """The plain body, bounded while it streams in and while it unfolds, and in how long it takes."""
     chunks, size = [], 0
-    async for chunk in http.stream():
-        size += len(chunk)
-        if size > limit:
-            raise TooLarge(f"body: larger than {limit} bytes; send fewer datums per request")
-        chunks.append(chunk)
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(_PATIENCE) as deadline:
+            began = loop.time()
+            async for chunk in http.stream():
+                size += len(chunk)
+                if size > limit:
+                    raise TooLarge(f"body: larger than {limit} bytes; send fewer datums per request")
+                chunks.append(chunk)
+                deadline.reschedule(began + _PATIENCE + size / _BYTES_PER_SECOND)
+    except TimeoutError:
+        raise TooSlow(f"body: {size} bytes came in too slowly; send it again") from None
+    except ClientDisconnect:
+        raise TooSlow("body: the connection broke before it had come") from None
     encoding = http.headers.get("content-encoding", "identity")
     return compression.decompress(b"".join(chunks), encoding, limit)
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
+import resource
 import socket
 from collections.abc import Callable
 
 import uvicorn
 from starlette.applications import Starlette
+
+from .connection import Connection
+
+_FILES_BESIDE = 512  # open files besides connections: the database, blobs, models
 
 
 class _Server(uvicorn.Server):
@@ -19,15 +25,38 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if not self.should_exit:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
+            if ipaddress.ip_address(host).is_unspecified:
+                host = socket.gethostname()  # every address of this machine: its name is one to give away
             self.announce(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
 
 
-def listen(app: Starlette, host: str, port: int, announce: Callable[[str], None]) -> None:
+def listen(
+    app: Starlette, host: str, port: int, announce: Callable[[str], None], most_connections: int
+) -> None:
     """Serve until told to stop; ``announce`` hears the URL."""
     config = uvicorn.Config(
-        app, host, port, log_level="warning", access_log=False, timeout_graceful_shutdown=5, lifespan="on"
+        app,
+        host,
+        port,
+        http=type("BoundedConnection", (Connection,), {"most": _allow_files(most_connections)}),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=5,
+        lifespan="on",
     )
     server = _Server(config)
     server.announce = announce
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn has stopped in good order, then passes Ctrl-C on
         server.run()
+
+
+def _allow_files(connections: int) -> int:
+    """Let this process hold so many connections; gives how many it may, where the system allows fewer."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _FILES_BESIDE
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return max(1, min(connections, max(soft, wanted) - _FILES_BESIDE))

@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from starlette.responses import Response
 
 from tinsmith.service import Service
+from tinsmith.types import Forbidden
 
 from .call import Call
 from .routes import Route
@@ -59,6 +60,8 @@ class Metrics(Collector):
         for name, says, read in _GAUGES:
             yield GaugeMetricFamily(name, says, value=read(self._service))
 
-    async def handler(self, _call: Call) -> Response:
-        """All of it."""
+    async def handler(self, call: Call) -> Response:
+        """All of it, for whoever runs the service: it tells how busy everybody is together."""
+        if not call.caller.admin:
+            raise Forbidden("metrics are for the operator's key, or an admin's", field="X-API-Key")
         return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)

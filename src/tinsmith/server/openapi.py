@@ -35,6 +35,7 @@ _REFUSALS = {
     "401": "The key is missing, unknown or revoked.",
     "403": "What was presented gives no access.",
     "404": "There is no such thing, or it is somebody else's.",
+    "408": "The body came in too slowly.",
     "410": "It has ended or expired.",
     "413": "The body is too large.",
     "422": "The body is not what this endpoint takes.",

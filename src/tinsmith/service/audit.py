@@ -32,6 +32,7 @@ EVENTS = {
     "checkpoint_expired": "checkpoints",
     "project_session_assigned": "projects",
     "api_key_created": "organizations",
+    "api_key_limited": "organizations",
     "api_key_revoked": "organizations",
 }
 
@@ -62,14 +63,17 @@ class Audit:
             lambda connection: record(connection, owner, event, actor=actor, **details)
         )
 
-    async def of_day(self, owner: str, subject: str, day: date | None) -> AuditLogResponse:
-        """An owner's entries of one day (UTC; None: today) about one kind of thing, or about ``all``."""
+    async def of_day(self, owner: str | None, subject: str, day: date | None) -> AuditLogResponse:
+        """An owner's entries (None: everybody's) of one day (UTC; None: today) about one kind of thing, or
+        about ``all``."""
         midnight = datetime.combine(day or datetime.now(UTC).date(), datetime.min.time(), UTC).timestamp()
         query = (
             sa.select(_table)
-            .where(_table.c.owner == owner, _table.c.at >= midnight, _table.c.at < midnight + _DAY)
+            .where(_table.c.at >= midnight, _table.c.at < midnight + _DAY)
             .order_by(_table.c.at, _table.c.entry_id)
         )
+        if owner is not None:
+            query = query.where(_table.c.owner == owner)
         if subject != "all":
             query = query.where(_table.c.subject == subject)
         rows = await self._database.read(lambda connection: connection.execute(query).all())
@@ -77,7 +81,7 @@ class Audit:
 
 
 def _entry(row: sa.Row[Any]) -> AuditLogEntry:
-    details = row.details
+    details = {"owner": row.owner} | row.details
     return AuditLogEntry(
         timestamp=datetime.fromtimestamp(row.at, UTC),
         event=row.event,

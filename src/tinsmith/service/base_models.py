@@ -38,6 +38,11 @@ class BaseModels:
         """Whether the engine has used this model before, so that its weights are in memory."""
         return name in self._loaded
 
+    def context_length(self, name: str) -> int:
+        """The longest sequence of a model on offer; 0 if it is not."""
+        model = self._engine.base_models().get(name)
+        return 0 if model is None else model.max_context_length
+
     def mark_loaded(self, name: str) -> None:
         """The engine has used this model."""
         self._loaded.add(name)

@@ -15,6 +15,7 @@ from tinsmith.types.transfer import CopyWeightsRequest
 
 from . import audit, ids, usage
 from .checkpoints import Checkpoints, expiry
+from .quotas import Quotas
 from .sessions import Session, Sessions
 
 _checkpoints, _runs = schema.checkpoints, schema.runs
@@ -24,15 +25,19 @@ _NAMESPACE = uuid.UUID("5f3c8a4e-6d0b-4d55-9a57-2f0f0c1a7e31")
 class Copies:
     """Makes copies. A copy keeps its source's kind and name, and belongs to a run that cannot be trained."""
 
-    def __init__(self, database: Database, checkpoints: Checkpoints, sessions: Sessions) -> None:
+    def __init__(
+        self, database: Database, checkpoints: Checkpoints, sessions: Sessions, quotas: Quotas
+    ) -> None:
         self._database = database
         self._checkpoints = checkpoints
         self._sessions = sessions
+        self._quotas = quotas
 
     async def copy(
         self, owner: str, request: CopyWeightsRequest, reader: str, idempotency_key: str | None
     ) -> str:
         """The path of the copy; the same run number, or the same idempotency key, gives the same copy."""
+        await self._quotas.check_storage(owner)
         source = await self._checkpoints.find(reader, request.source_path, purpose="copy")
         expires_at = expiry(request.ttl_seconds)
         session, new = self._destination(owner, request, idempotency_key)

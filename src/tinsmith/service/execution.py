@@ -21,6 +21,7 @@ from .checkpoints import Checkpoints
 from .custom_losses import CustomLosses
 from .journal import Operation
 from .kinds import AcceptedLoad
+from .quotas import Quotas
 from .saving import Saver
 from .settings import Settings
 
@@ -40,6 +41,7 @@ class Executor:
         samplers: Samplers,
         custom_losses: CustomLosses,
         blobs: Blobs,
+        quotas: Quotas,
         settings: Settings,
     ) -> None:
         self._engine = engine
@@ -47,7 +49,8 @@ class Executor:
         self._checkpoints = checkpoints
         self._samplers = samplers
         self._custom_losses = custom_losses
-        self._saver = Saver(engine, checkpoints, blobs)
+        self._saver = Saver(engine, checkpoints, blobs, quotas)
+        self._quotas = quotas
         self._settings = settings
         self._methods: dict[str, Callable[[Run, Operation], Awaitable[Any]]] = {
             "create_model": self._create_model,
@@ -77,7 +80,8 @@ class Executor:
         return {"model_id": run.run_id, "type": "create_model"}
 
     async def _create_adapter(self, run: Run) -> None:
-        await self._engine.create_adapter(run.run_id, run.base_model, run.lora)
+        tenant = self._quotas.tenant(run.owner)
+        await self._engine.create_adapter(run.run_id, run.base_model, run.lora, tenant)
         self._base_models.mark_loaded(run.base_model)
 
     async def _forward_backward(self, run: Run, operation: Operation) -> Any:

@@ -15,6 +15,7 @@ from tinsmith.store import Blobs
 from tinsmith.types import NotFound
 
 from .base_models import BaseModels
+from .quotas import Quotas
 from .settings import Settings
 
 
@@ -28,6 +29,7 @@ class Sampler:
     base_model: str
     model_path: str | None
     blob: str | None
+    size_bytes: int
     created_at: float
 
     def row(self) -> dict[str, Any]:
@@ -49,9 +51,17 @@ class _Open:
 class OpenSamplers:
     """Opens samplers when they are used; closes the longest unused when all take too much."""
 
-    def __init__(self, engine: Engine, base_models: BaseModels, blobs: Blobs, settings: Settings) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        base_models: BaseModels,
+        quotas: Quotas,
+        blobs: Blobs,
+        settings: Settings,
+    ) -> None:
         self._engine = engine
         self._base_models = base_models
+        self._quotas = quotas
         self._blobs = blobs
         self._budget = settings.sampler_memory
         self._open: OrderedDict[str, _Open] = OrderedDict()  # the last used is last
@@ -89,7 +99,8 @@ class OpenSamplers:
 
     async def _open_on_engine(self, sampler: Sampler) -> None:
         await self._base_models.get(sampler.base_model)
-        await self._engine.open_sampler(sampler.sampler_id, sampler.base_model, folder=self._folder(sampler))
+        folder, tenant = self._folder(sampler), self._quotas.tenant(sampler.owner)
+        await self._engine.open_sampler(sampler.sampler_id, sampler.base_model, folder=folder, tenant=tenant)
         self._base_models.mark_loaded(sampler.base_model)
 
     async def _make_room(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from .futures import Ticket
 from .sequence import SequencedQueue
 
-# ``paused_capacity``: the service itself keeps the operation waiting. ``paused_rate_limit`` is for quotas.
+# ``paused_capacity``: the service keeps the operation waiting; ``paused_rate_limit``: its owner's quota does.
 State = Literal["active", "paused_capacity", "paused_rate_limit"]
 
 
@@ -29,6 +29,15 @@ def being_carried_out(kind: str) -> QueueState:
 def loading(base_model: str) -> QueueState:
     """It is its turn, but the model must be brought in first."""
     return QueueState("paused_capacity", f"the base model {base_model} is being loaded")
+
+
+def too_many_runs(earlier: int, most: int) -> QueueState:
+    """Of a run that waits for others of its owner to end."""
+    return QueueState(
+        "paused_rate_limit",
+        f"{earlier} training runs of yours are live and came before this one, {most} may be (live_runs); it "
+        "begins when one of them is unloaded or its session ends",
+    )
 
 
 def in_queue(seq_id: int, queue: SequencedQueue[tuple[Any, Ticket]], current: Ticket | None) -> QueueState:

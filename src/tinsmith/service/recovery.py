@@ -11,6 +11,7 @@ from tinsmith.types import LoraConfig
 from .custom_losses import CustomLosses
 from .futures import Futures, Ticket
 from .journal import Entry, Journal, Operation
+from .quotas import Quotas
 from .run import Run
 from .runs import Runs
 from .samplers import Samplers
@@ -28,6 +29,7 @@ class Recovery:
         custom_losses: CustomLosses,
         runs: Runs,
         samplers: Samplers,
+        quotas: Quotas,
         settings: Settings,
     ) -> None:
         self._journal = journal
@@ -35,6 +37,7 @@ class Recovery:
         self._custom_losses = custom_losses
         self._runs = runs
         self._samplers = samplers
+        self._quotas = quotas
         self._settings = settings
 
     async def recover(self) -> None:
@@ -88,6 +91,7 @@ class Recovery:
             operation.request_id, operation.owner, operation.kind, operation.stream_id
         )
         ticket.accepted.set_result(None)
+        self._quotas.reopen(operation)
         return ticket
 
     def _replay(self, operation: Operation) -> Ticket:

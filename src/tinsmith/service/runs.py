@@ -30,6 +30,7 @@ from .futures import Category, Futures, Outcome, Ticket
 from .journal import Journal, Operation
 from .kinds import KINDS, AcceptedLoad
 from .queue_state import QueueState
+from .quotas import Quotas
 from .residence import Residence, Unrestorable
 from .run import Run
 from .sequence import SequencedQueue
@@ -59,6 +60,7 @@ class Runs:
         supervisor: Supervisor,
         base_models: BaseModels,
         usage: Usage,
+        quotas: Quotas,
         engine: Engine,
         settings: Settings,
     ) -> None:
@@ -72,9 +74,11 @@ class Runs:
         self._supervisor = supervisor
         self._base_models = base_models
         self._usage = usage
+        self._quotas = quotas
         self._engine = engine
         self._settings = settings
-        self._live: dict[str, Run] = {}
+        self._live: dict[str, Run] = {}  # in the order they were made
+        self._fewer = asyncio.Event()  # some run has ended
 
     # -- making ----------------------------------------------------------------------------------
 
@@ -146,8 +150,12 @@ class Runs:
         if task.cancelled() or (error := task.exception()) is None:
             return
         log.error("the worker of run %s died", run.run_id, exc_info=error)
-        self._live.pop(run.run_id, None)
+        self._forget(run)
         self._answer_waiting(run, "internal error: the run's worker died", "server")
+
+    def _forget(self, run: Run) -> None:
+        self._live.pop(run.run_id, None)
+        self._fewer.set()
 
     def _answer_waiting(self, run: Run, message: str, category: Category) -> None:
         for _, ticket in run.queue.drain():
@@ -173,9 +181,10 @@ class Runs:
             raise UserError(f"{seq} is closed: its turn has passed", field="seq_id")
         run.last_request_at = time.time()
         operation = Operation(request_id, owner, run_id, seq, kind, payload)
-        ticket = await self._journal.accept(operation)
-        if ticket is not None:
-            self._enqueue(run, operation, ticket)
+        with self._quotas.admitted(operation):
+            ticket = await self._journal.accept(operation)
+            if ticket is not None:
+                self._enqueue(run, operation, ticket)
         return request_id
 
     def _enqueue(self, run: Run, operation: Operation, ticket: Ticket) -> None:
@@ -197,7 +206,23 @@ class Runs:
 
     # -- working ---------------------------------------------------------------------------------
 
+    def _earlier(self, run: Run) -> int:
+        """How many live runs of the same owner came before this one."""
+        earlier = 0
+        for other in self._live.values():
+            if other is run:
+                break
+            earlier += other.owner == run.owner
+        return earlier
+
+    async def _wait_for_place(self, run: Run) -> None:
+        """An owner may have so many runs live; those beyond begin as earlier ones end."""
+        while self._earlier(run) >= self._quotas.of(run.owner).live_runs:
+            self._fewer.clear()
+            await self._fewer.wait()
+
     async def _work(self, run: Run) -> None:
+        await self._wait_for_place(run)
         while not run.closing:
             operation, run.current = await run.queue.next()
             run.current.start()
@@ -264,6 +289,9 @@ class Runs:
         run = self._live.get(ticket.stream_id)
         if run is None:
             return None
+        earlier, most = self._earlier(run), self._quotas.of(run.owner).live_runs
+        if earlier >= most:
+            return queue_state.too_many_runs(earlier, most)
         if ticket is not run.current:
             return queue_state.in_queue(ids.seq_id(ticket.request_id), run.queue, run.current)
         if not self._base_models.is_loaded(run.base_model):
@@ -289,7 +317,7 @@ class Runs:
 
     async def _drop(self, run: Run) -> None:
         """Free a run's adapter, answer what still waits, keep its checkpoints."""
-        self._live.pop(run.run_id, None)
+        self._forget(run)
         if run.task is not None and run.task is not asyncio.current_task():
             run.task.cancel()
             await asyncio.gather(run.task, return_exceptions=True)

@@ -31,6 +31,7 @@ from .journal import Journal, Operation
 from .kinds import KINDS
 from .open_samplers import OpenSamplers, Sampler
 from .queue_state import QueueState
+from .quotas import Quotas, TooMuchWaiting
 from .sessions import Session
 from .settings import Settings
 from .supervision import EngineKilled, Supervisor
@@ -40,10 +41,6 @@ log = logging.getLogger(__name__)
 _table = schema.samplers
 _MAX_SEED = 2**63 - 1
 _MOST_SEQUENCES = 4096  # more are refused by the engine, through the future
-
-
-class TooManySamples(RuntimeError):
-    """More samples are waiting than the service keeps; the client should wait and ask again."""
 
 
 class Samplers:
@@ -60,6 +57,7 @@ class Samplers:
         usage: Usage,
         opened: OpenSamplers,
         supervisor: Supervisor,
+        quotas: Quotas,
         engine: Engine,
         settings: Settings,
     ) -> None:
@@ -72,6 +70,7 @@ class Samplers:
         self._usage = usage
         self._opened = opened
         self._supervisor = supervisor
+        self._quotas = quotas
         self._engine = engine
         self._settings = settings
         self._known: dict[str, Sampler] = {}
@@ -108,9 +107,9 @@ class Samplers:
     async def add_snapshot(self, run: Any, sampler_id: str, staged: Path) -> None:
         """A sampler of weights just written, that only this sampler will ever use."""
         blob = f"samplers/{sampler_id}"
-        self._blobs.publish(staged, blob)
+        size = self._blobs.publish(staged, blob)
         if await self._find(sampler_id) is None:
-            await self._add(run.session_id, run.owner, sampler_id, run.base_model, None, blob)
+            await self._add(run.session_id, run.owner, sampler_id, run.base_model, None, blob, size)
 
     async def _add(
         self,
@@ -120,8 +119,9 @@ class Samplers:
         base_model: str,
         model_path: str | None,
         blob: str | None,
+        size: int = 0,
     ) -> Sampler:
-        sampler = Sampler(sampler_id, session_id, owner, base_model, model_path, blob, time.time())
+        sampler = Sampler(sampler_id, session_id, owner, base_model, model_path, blob, size, time.time())
         await self._database.write(lambda connection: connection.execute(_table.insert(), sampler.row()))
         self._known[sampler_id] = sampler
         return sampler
@@ -168,10 +168,13 @@ class Samplers:
         if await self._futures.known(request_id, owner):
             return request_id, sequence_ids
         if len(self._running) >= self._settings.max_pending_samples:
-            raise TooManySamples(f"{len(self._running)} samples are waiting")
+            raise TooMuchWaiting(
+                f"the service is full: {len(self._running)} samples of all its users are waiting"
+            )
         operation = Operation(request_id, owner, sampler.sampler_id, seq, "sample", _with_seed(request))
-        if await self._journal.accept(operation) is not None:
-            self.begin(operation)
+        with self._quotas.admitted(operation, self._base_models.context_length(sampler.base_model)):
+            if await self._journal.accept(operation) is not None:
+                self.begin(operation)
         return request_id, sequence_ids
 
     async def _addressed(self, owner: str, request: SampleRequest) -> Sampler:
@@ -256,6 +259,8 @@ class Samplers:
             await self._opened.close(row.sampler_id)
             if row.blob is not None and row.blob.startswith("samplers/"):
                 self._blobs.delete(row.blob)
+        freed = _table.update().where(_table.c.session_id == session_id).values(size_bytes=0)
+        await self._database.write(lambda connection: connection.execute(freed))
 
     async def stop(self) -> None:
         """Stop sampling; the journal has what is needed to sample again later."""

@@ -16,6 +16,7 @@ from .checkpoints import Checkpoints, expiry
 from .encryption import encrypt_folder, parse_recipients
 from .exports import COMPLETE
 from .journal import Operation
+from .quotas import Quotas
 
 if TYPE_CHECKING:
     from .run import Run
@@ -26,10 +27,11 @@ SaveRequest = SaveWeightsRequest | SaveWeightsForSamplerRequest | SaveWeightsExt
 class Saver:
     """Writes adapters aside and enters them in the catalogue."""
 
-    def __init__(self, engine: Engine, checkpoints: Checkpoints, blobs: Blobs) -> None:
+    def __init__(self, engine: Engine, checkpoints: Checkpoints, blobs: Blobs, quotas: Quotas) -> None:
         self._engine = engine
         self._checkpoints = checkpoints
         self._blobs = blobs
+        self._quotas = quotas
 
     async def save(self, run: Run, operation: Operation, kind: str, name: str) -> dict[str, Any]:
         """A checkpoint of this kind; gives its catalogue row."""
@@ -47,6 +49,7 @@ class Saver:
 
     async def write(self, run: Run, *, optimizer: bool) -> Path:
         """The adapter's files in a folder aside."""
+        await self._quotas.check_storage(run.owner)
         staged = self._blobs.stage()
         try:
             await self._engine.save_adapter(run.run_id, staged, optimizer)

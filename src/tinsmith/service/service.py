@@ -24,6 +24,7 @@ from .journal import Journal
 from .keys import Keys
 from .open_samplers import OpenSamplers
 from .queue_state import QueueState
+from .quotas import Quotas
 from .recovery import Recovery
 from .residence import Residence
 from .run_listing import RunListing
@@ -32,7 +33,7 @@ from .sampler_clients import SamplerClients
 from .samplers import Samplers
 from .session_search import SessionSearch
 from .sessions import Session, Sessions
-from .settings import Settings
+from .settings import Settings, is_loopback
 from .signing import Signer
 from .snapshots import Snapshots
 from .supervision import Supervisor
@@ -66,6 +67,7 @@ class Service:
         self.tokens = Tokens(self.signer, settings.token_ttl)
         self.keys = Keys(self._database, settings.data_dir)
         self.audit = Audit(self._database)
+        self.quotas = Quotas(settings.quota, self.keys, self.futures, self._database)
         self.usage = Usage(self._database)
         self.billing = Billing(self._database, self.usage, settings)
         self.completions = Completions(self._database, self.futures)
@@ -73,7 +75,7 @@ class Service:
         self.session_search = SessionSearch(self._database)
         self.traces = Traces(self._database, settings.data_dir / "traces", settings.url_ttl)
         self.checkpoints = Checkpoints(self._database, blobs)
-        self.copies = Copies(self._database, self.checkpoints, self.sessions)
+        self.copies = Copies(self._database, self.checkpoints, self.sessions, self.quotas)
         self.exports = Exports(self.checkpoints, settings.data_dir / "archives", settings.url_ttl)
         journal = Journal(self._database, self.futures)
         self.custom_losses = CustomLosses(journal, self.futures)
@@ -86,15 +88,25 @@ class Service:
             self.checkpoints,
             self.base_models,
             self.usage,
-            OpenSamplers(engine, self.base_models, blobs, settings),
+            OpenSamplers(engine, self.base_models, self.quotas, blobs, settings),
             supervisor,
+            self.quotas,
             engine,
             settings,
         )
         executor = Executor(
-            engine, self.base_models, self.checkpoints, self.samplers, self.custom_losses, blobs, settings
+            engine,
+            self.base_models,
+            self.checkpoints,
+            self.samplers,
+            self.custom_losses,
+            blobs,
+            self.quotas,
+            settings,
         )
-        self._snapshots = Snapshots(self._database, blobs, engine, settings, restartable=not private)
+        self._snapshots = Snapshots(
+            self._database, blobs, engine, self.quotas, settings, restartable=not private
+        )
         self._residence = Residence(engine, executor, journal, self._snapshots, settings)
         self.runs = Runs(
             self._database,
@@ -107,12 +119,13 @@ class Service:
             supervisor,
             self.base_models,
             self.usage,
+            self.quotas,
             engine,
             settings,
         )
         self.run_listing = RunListing(self._database, self.checkpoints, self.runs)
         self._recovery = Recovery(
-            journal, self.futures, self.custom_losses, self.runs, self.samplers, settings
+            journal, self.futures, self.custom_losses, self.runs, self.samplers, self.quotas, settings
         )
         self._housekeeper: asyncio.Task[None] | None = None
         self._stopping = False
@@ -202,7 +215,7 @@ class Service:
 
     def _tokenizer(self, model: BaseModel) -> str:
         """A client on this machine can read the tokenizer from our folder; others get the public name."""
-        here = self._private or self.settings.host in ("127.0.0.1", "::1", "localhost")
+        here = self._private or is_loopback(self.settings.host)
         return str(model.folder) if here else model.name
 
     # -- housekeeping ----------------------------------------------------------------------------

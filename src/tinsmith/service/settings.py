@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,6 +13,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from tinsmith.engine.interface import EngineOptions
 
 from .client_flags import ClientFlags
+from .limits import Quota
 from .prices import Price
 
 
@@ -19,6 +21,14 @@ def default_data_dir() -> Path:
     """Where a user's own service keeps its state."""
     base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(base) / "tinsmith"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine is reached there."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class Settings(BaseSettings):
@@ -55,7 +65,9 @@ class Settings(BaseSettings):
     result_ttl: float = Field(6 * 3600.0, gt=0, description="seconds a finished result is kept")
     housekeeping_interval: float = Field(10.0, gt=0, description="seconds between looks for what has expired")
     max_body_bytes: int = Field(256 * 2**20, gt=0, description="largest request body, uncompressed")
-    max_pending_samples: int = Field(4096, gt=0, description="samples in flight before 429")
+    max_connections: int = Field(8192, gt=0, description="connections at a time; further ones are sent away")
+    max_pending_samples: int = Field(4096, gt=0, description="samples in flight, of all owners, before 429")
+    quota: Quota = Field(default_factory=Quota, description="what one owner may have")
     max_rank: int = Field(256, gt=0, description="largest LoRA rank")
     adapter_memory: int = Field(
         4 * 2**30, gt=0, description="bytes of runs the engine holds; idle ones beyond are written out"

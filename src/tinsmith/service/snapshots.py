@@ -16,6 +16,7 @@ from tinsmith.engine.interface import Engine
 from tinsmith.store import Blobs, Damaged, Database, check, schema, seal
 
 from .journal import covered, drop_payloads
+from .quotas import Quotas
 from .run import Run, Unsaved
 from .settings import Settings
 
@@ -29,11 +30,19 @@ class Snapshots:
     """Writes them beside the training, reads them back, and drops what they make superfluous."""
 
     def __init__(
-        self, database: Database, blobs: Blobs, engine: Engine, settings: Settings, *, restartable: bool
+        self,
+        database: Database,
+        blobs: Blobs,
+        engine: Engine,
+        quotas: Quotas,
+        settings: Settings,
+        *,
+        restartable: bool,
     ) -> None:
         self._database = database
         self._blobs = blobs
         self._engine = engine
+        self._quotas = quotas
         self._settings = settings
         self._restartable = restartable  # otherwise runs end with the process, and nothing comes after it
 
@@ -96,7 +105,8 @@ class Snapshots:
             folder = self._blobs.path(row.blob)
             try:
                 await asyncio.to_thread(check, folder)
-                await self._engine.load_state(run.run_id, run.base_model, run.lora, folder)
+                tenant = self._quotas.tenant(run.owner)
+                await self._engine.load_state(run.run_id, run.base_model, run.lora, folder, tenant)
             except (Damaged, OSError) as error:
                 log.error("the state of run %s at %d is damaged: %s", run.run_id, row.seq_id, error)
                 await self._forget(run.run_id, row.seq_id)

@@ -70,6 +70,7 @@ samplers = Table(
     Column("base_model", String, nullable=False),
     Column("model_path", String),
     Column("blob", String),  # None: the bare base model
+    Column("size_bytes", BigInteger, nullable=False),  # of what only this sampler keeps; 0 once it is freed
     Column("created_at", Float, nullable=False),
 )
 
@@ -199,6 +200,8 @@ api_keys = Table(
     Column("key_id", Integer, primary_key=True, autoincrement=True),
     Column("key_hash", String, nullable=False, unique=True),  # SHA-256; the key itself is kept nowhere
     Column("owner", String, nullable=False),
+    Column("role", String, nullable=False),  # owner | admin
+    Column("limits", JSON, nullable=False),  # those that differ from the service's settings
     Column("name", String, nullable=False),
     Column("note", String, nullable=False),
     Column("email", String),

@@ -52,6 +52,7 @@ class AuditQuery(Query):
         "all", "checkpoints", "projects", "teams", "organizations", "sessions", "training_runs"
     ] = "all"
     day: Day | None = None
+    owner: str | None = None  # whose; `*`: everybody's. For admins; others see their own.
 
 
 def _whole_hour(moment: datetime) -> datetime:

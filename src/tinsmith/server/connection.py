@@ -1,0 +1,70 @@
+"""A connection as the service holds it: bounded in number, in the size of a head, and in patience."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+HEAD_BYTES = 64 * 2**10  # of a request line and its headers
+HEAD_SECONDS = 20.0  # from the first byte, or from connecting, to the end of the headers
+_REFUSAL = b"HTTP/1.1 %s\r\nContent-Length: 0\r\nConnection: close\r\n%s\r\n"
+_FULL = _REFUSAL % (b"503 Service Unavailable", b"Retry-After: 5\r\n")
+_LARGE_HEAD = _REFUSAL % (b"431 Request Header Fields Too Large", b"")
+_SLOW_HEAD = _REFUSAL % (b"408 Request Timeout", b"")
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's, which bounds neither how long a head is nor how long it takes."""
+
+    most = 8192  # at a time
+    head_seconds = HEAD_SECONDS
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._head_bytes = 0
+        self._head_due: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.most:
+            self._refuse(_FULL)
+        else:
+            self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_is_there()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._head_due is not None:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._head_due is not None and self._head_bytes > HEAD_BYTES:
+            self._refuse(_LARGE_HEAD)
+
+    def on_message_begin(self) -> None:
+        self._await_head()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._head_is_there()
+        super().on_headers_complete()
+
+    def _await_head(self) -> None:
+        if self._head_due is None:
+            self._head_bytes = 0
+            self._head_due = self.loop.call_later(self.head_seconds, self._refuse, _SLOW_HEAD)
+
+    def _head_is_there(self) -> None:
+        if self._head_due is not None:
+            self._head_due.cancel()
+            self._head_due = None
+
+    def _refuse(self, answer: bytes) -> None:
+        self._head_is_there()
+        self.transport.write(answer)
+        self.transport.close()
