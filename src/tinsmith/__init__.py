@@ -8,9 +8,11 @@ if TYPE_CHECKING:
 
     from httpx import Timeout
 
-    from . import types
+    from . import auth, regularizers, types
+    from .client.admin_client import AdminClient
     from .client.client_futures import BackcompatSamplingClientFuture, BackcompatTrainingClientFuture
     from .client.config import EMBEDDED, ClientConfig
+    from .client.conversation import datum_from_messages, prompt_from_messages
     from .client.errors import (
         APIConnectionError,
         APIError,
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
         BillingError,
         ClientClosedError,
         ConflictError,
+        DeadlineError,
+        DownloadError,
+        ExperimentalWarning,
         ForkedProcessError,
         InternalServerError,
         NotFoundError,
@@ -30,14 +35,20 @@ if TYPE_CHECKING:
         RequestFailedError,
         ResultExpiredError,
         RetrieveError,
+        StreamConsumedError,
+        StreamingUnsupportedError,
         TinkerError,
         UnprocessableEntityError,
     )
     from .client.futures import APIFuture
+    from .client.loss_handle import LossHandle, PerDatumLossFn
+    from .client.observe import OperationEvent, OperationStats
+    from .client.recovery import ResumedRun
     from .client.rest_client import RestClient
     from .client.retry import RetryConfig
     from .client.sampling_client import SamplingClient
     from .client.service_client import ServiceClient
+    from .client.stream import StreamedToken, TokenStream
     from .client.training_client import TrainingClient
     from .types import (
         AdamOptimizerConfig,
@@ -78,16 +89,26 @@ __title__ = "tinsmith"
 
 # Where the clients live; every other name is a noun or an error.
 _HOMES = {
+    "AdminClient": "tinsmith.client.admin_client",
     "APIFuture": "tinsmith.client.futures",
     "BackcompatSamplingClientFuture": "tinsmith.client.client_futures",
     "BackcompatTrainingClientFuture": "tinsmith.client.client_futures",
     "ClientConfig": "tinsmith.client.config",
+    "datum_from_messages": "tinsmith.client.conversation",
     "EMBEDDED": "tinsmith.client.config",
+    "LossHandle": "tinsmith.client.loss_handle",
+    "OperationEvent": "tinsmith.client.observe",
+    "OperationStats": "tinsmith.client.observe",
+    "PerDatumLossFn": "tinsmith.client.loss_handle",
+    "prompt_from_messages": "tinsmith.client.conversation",
     "RestClient": "tinsmith.client.rest_client",
+    "ResumedRun": "tinsmith.client.recovery",
     "RetryConfig": "tinsmith.client.retry",
     "SamplingClient": "tinsmith.client.sampling_client",
     "ServiceClient": "tinsmith.client.service_client",
+    "StreamedToken": "tinsmith.client.stream",
     "Timeout": "httpx",
+    "TokenStream": "tinsmith.client.stream",
     "TrainingClient": "tinsmith.client.training_client",
 }
 
@@ -101,6 +122,7 @@ __all__ = [
     "APITimeoutError",
     "AdamOptimizerConfig",
     "AdamParams",
+    "AdminClient",
     "AuthenticationError",
     "BackcompatSamplingClientFuture",
     "BackcompatTrainingClientFuture",
@@ -112,22 +134,29 @@ __all__ = [
     "ClientConfig",
     "ConflictError",
     "Datum",
+    "DeadlineError",
     "DimuonOptimizerConfig",
     "DimuonParams",
     "DmelChunk",
+    "DownloadError",
     "EncodedTextChunk",
+    "ExperimentalWarning",
     "ForkedProcessError",
     "ForwardBackwardOutput",
     "InternalServerError",
     "LoraConfig",
+    "LossHandle",
     "ModelID",
     "ModelInput",
     "ModelInputChunk",
     "NotFoundError",
+    "OperationEvent",
+    "OperationStats",
     "OptimParams",
     "OptimStepRequest",
     "OptimStepResponse",
     "ParsedCheckpointTinkerPath",
+    "PerDatumLossFn",
     "PermissionDeniedError",
     "PromptProvenanceSpan",
     "RateLimitError",
@@ -135,6 +164,7 @@ __all__ = [
     "RequestFailedError",
     "RestClient",
     "ResultExpiredError",
+    "ResumedRun",
     "RetrieveError",
     "RetryConfig",
     "SampleRequest",
@@ -145,23 +175,31 @@ __all__ = [
     "SamplingParams",
     "ServiceClient",
     "StopReason",
+    "StreamConsumedError",
+    "StreamedToken",
+    "StreamingUnsupportedError",
     "TensorData",
     "TensorDtype",
     "Timeout",
     "TinkerError",
+    "TokenStream",
     "TrainingClient",
     "TrainingRun",
     "UnprocessableEntityError",
     "UserError",
     "__title__",
     "__version__",
+    "auth",
+    "datum_from_messages",
+    "prompt_from_messages",
+    "regularizers",
     "types",
 ]
 
 
 def __getattr__(name: str) -> "Any":
-    if name == "types":
-        value: Any = _import_module("tinsmith.types")
+    if name in ("auth", "regularizers", "types"):
+        value: Any = _import_module(f"tinsmith.{name}")
     elif name == "__version__":
         value = _import_module("importlib.metadata").version("tinsmith")
     elif name in __all__:

@@ -17,10 +17,10 @@ RESPONSE = Response(418, {"x": "y"}, b'{"detail": "teapot"}')
 EXAMPLES = [
     tinsmith.TinkerError("m"),
     tinsmith.APIError("m", "POST /x", body={"a": 1}),
-    tinsmith.APIResponseValidationError("m", response=RESPONSE),
+    tinsmith.APIResponseValidationError(RESPONSE, None, "m"),
     tinsmith.APIStatusError("m", response=RESPONSE, body=None),
     tinsmith.APIConnectionError(),
-    tinsmith.APITimeoutError("slow", "GET /y"),
+    tinsmith.APITimeoutError("GET /y", "slow"),
     *(cls("m", response=RESPONSE) for cls in errors.STATUS_ERRORS.values()),
     tinsmith.InternalServerError("m", response=RESPONSE),
     tinsmith.RequestFailedError("m", "r", "server"),

@@ -178,7 +178,7 @@ def test_a_large_result_is_asked_for_in_whole(clock):
 def test_the_caller_may_give_up_between_polls(clock):
     def check():
         if clock.now() > 1:
-            raise APIConnectionError("stuck")
+            raise APIConnectionError(message="stuck")
 
     with pytest.raises(APIConnectionError, match="stuck"):
         wait(clock, [answer(408)] * 99, check=check)

@@ -6,6 +6,7 @@ import asyncio
 import email.utils
 
 import pytest
+import retries_document
 
 from tinsmith.client.errors import (
     APIConnectionError,
@@ -19,6 +20,7 @@ from tinsmith.client.retry import (
     Budget,
     Delay,
     Layer,
+    RetryConfig,
     call_with_retries,
     case_of,
     is_user_error,
@@ -32,7 +34,8 @@ def http(status: int, headers: dict[str, str] | None = None, body: bytes = b'{"d
     return status_error("POST /x", Response(status, headers or {}, body))
 
 
-C, R, P, S, N = Layer.CALL, Layer.REST, Layer.POLL, Layer.SAMPLE, Layer.RESAMPLE
+C, R, P, S, G = Layer.CALL, Layer.REST, Layer.POLL, Layer.SAMPLE, Layer.GATE
+N, X = Layer.RESAMPLE, Layer.OPTIONAL
 
 ROWS = [
     ("timeout", APITimeoutError(), {C, R, P, S}, False),
@@ -47,13 +50,13 @@ ROWS = [
     ("409", http(409), {C, P, S}, True),
     ("410", http(410), {N}, True),
     ("4xx", http(422), set(), True),
-    ("429", http(429), {C, R, P}, True),
+    ("429", http(429), {C, R, P, G}, True),
     ("5xx", http(500), {C, R, P, S}, False),
     ("5xx", http(503), {C, R, P, S}, False),
     ("5xx", http(599), {C, R, P, S}, False),
     ("failed-user", RequestFailedError("m", "r", "user"), set(), True),
-    ("failed-server", RequestFailedError("m", "r", "server"), set(), False),
-    ("failed-unknown", RequestFailedError("m", "r", "nonsense"), set(), False),
+    ("failed-server", RequestFailedError("m", "r", "server"), {X}, False),
+    ("failed-unknown", RequestFailedError("m", "r", "nonsense"), {X}, False),
     ("other", ValueError("x"), set(), False),
 ]
 
@@ -150,3 +153,40 @@ def test_a_number_of_retries_bounds_it_too(clock):
     with pytest.raises(Exception, match="503"):
         run([http(503)] * 9, clock, Budget(C, retries=3))
     assert len(clock.slept) == 3
+
+
+def test_the_document_says_what_the_table_says():
+    assert retries_document.DOCUMENT.read_text() == retries_document.render()
+
+
+def test_every_layer_is_described():
+    assert set(retries_document.LAYERS) == set(Layer)
+
+
+@pytest.mark.parametrize(
+    ("error", "retryable"),
+    [
+        (http(503), True),
+        (http(404), False),
+        (APIConnectionError(), True),
+        (RequestFailedError("m", "r", "server"), True),
+        (RequestFailedError("m", "r", "user"), False),
+        (RetrieveError("m", "r"), False),
+    ],
+)
+def test_an_error_says_whether_to_ask_again(error, retryable):
+    assert error.retryable is retryable
+
+
+def test_what_wraps_an_answer_is_as_retryable_as_the_answer():
+    wrapped = RetrieveError("m", "r")
+    wrapped.__cause__ = http(503)
+    assert wrapped.retryable
+
+
+def test_exceptions_of_the_user_s_own_are_retried_where_he_says_so():
+    config = RetryConfig(retryable_exceptions=(KeyError,))
+    assert config.retries(KeyError())
+    assert not config.retries(APIConnectionError())
+    assert config.retries(http(503))
+    assert not config.retries(http(404))

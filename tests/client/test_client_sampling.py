@@ -95,7 +95,7 @@ def test_backpressure_pauses_all_clients_of_the_service(stub, sampling, short_pa
     stub.script["asample"].extend([Answer(429, {}, {"retry-after": "0.01"})] * 2 + [Answer(429)])
     with tinsmith.ServiceClient(base_url=stub.url, api_key="tml-secret") as other:
         second = other.create_sampling_client(base_model="m").result(30)
-        assert second._live.gate is sampling._live.gate
+        assert second.holder._live.gate is sampling.holder._live.gate
         sampling.sample(PROMPT, 1, PARAMS).result(30)
     assert pauses == [0.01, 0.01, None]
     assert [r.json["seq_id"] for r in stub.to("asample")] == [0] * 4

@@ -210,7 +210,7 @@ def test_dropping_every_client_ends_the_session_and_closes_the_connection(stub, 
     training = service.create_lora_training_client("m").result(30)
     stub.wait_for("session_heartbeat", 2)
     session = weakref.ref(service._session)
-    transport = training._live.api._transport
+    transport = training._live.api.transport
     del service
     gc.collect()
     assert session() is not None  # the training client still needs it
@@ -298,7 +298,8 @@ def test_batches_and_the_end_of_the_queue(clock):
             batches.append(body.count(b'"event_id"'))
             return await super().request(method, path)
 
-    telemetry = Telemetry(Api(Sink(), ClientConfig(base_url="http://x"), clock), "S", True, clock)
+    telemetry = Telemetry(True, clock)
+    telemetry.open(Api(Sink(), ClientConfig(base_url="http://x"), clock), "S")
     for _ in range(250):
         telemetry.emit("GENERIC_EVENT")
     asyncio.run(telemetry.flush())

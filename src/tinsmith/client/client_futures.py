@@ -20,8 +20,8 @@ class ClientFuture(APIFuture[_C]):
         super().__init_subclass__(**kwargs)
         for base in cls.__mro__:
             if base in (TrainingClient, SamplingClient):
-                for name in vars(base):
-                    if not name.startswith("_"):
+                for name, member in vars(base).items():
+                    if not name.startswith("_") and not isinstance(member, staticmethod):
                         setattr(cls, name, _forward(base, name))
 
     def __getattr__(self, name: str) -> Any:

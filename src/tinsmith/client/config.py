@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -33,6 +33,7 @@ class ClientConfig:
     timeout: float = 60.0
     connect_timeout: float = 5.0
     max_retries: int | None = None  # None: only the deadline of a call bounds its retries
+    deadline: float | None = 12 * 3600.0  # from an operation's acceptance to its result; None: for ever
     telemetry: bool = True
     tags: tuple[str, ...] = ()
     project_id: str | None = None
@@ -48,6 +49,7 @@ class ClientConfig:
         project_id: str | None = None,
         timeout: Any = None,
         max_retries: int | None = None,
+        deadline: float | None = 12 * 3600.0,
         environ: Mapping[str, str] | None = None,
     ) -> ClientConfig:
         """Arguments first, then the environment, which is read here and never again."""
@@ -61,6 +63,7 @@ class ClientConfig:
             headers=_cloudflare(env) | _headers(headers),
             timeout=_positive("timeout", timeout, 60.0),
             max_retries=_count("max_retries", max_retries),
+            deadline=None if deadline is None else _positive("deadline", deadline, 0.0),
             telemetry=env.get("TINKER_TELEMETRY", "1").strip().lower() in _TRUE,
             tags=tuple(tag for tag in tags if tag),
             project_id=_text("project_id", project_id) or env.get("TINKER_PROJECT_ID", "").strip() or None,
@@ -73,11 +76,11 @@ class ClientConfig:
         return without_password(self.base_url) if self.base_url else "the embedded service in this process"
 
     def __repr__(self) -> str:
-        key = None if self.api_key is None else "…"
-        return (
-            f"ClientConfig({self.place!r}, api_key={key!r}, headers={sorted(self.headers)}, "
-            f"timeout={self.timeout}, telemetry={self.telemetry}, chosen_by={self.chosen_by!r})"
-        )
+        shown = {field.name: getattr(self, field.name) for field in fields(self)}
+        shown["base_url"] = self.place
+        shown["api_key"] = None if self.api_key is None else "…"
+        shown["headers"] = dict.fromkeys(self.headers, "…")
+        return f"ClientConfig({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
 def normalize_url(url: str) -> str:

@@ -67,8 +67,13 @@ def surrogate(data: list[Datum], output: ForwardBackwardOutput, loss_fn: CustomL
         for at, (datum, leaf) in enumerate(zip(data, logprobs, strict=True))
     ]
     return Surrogate(
-        weighted, float(loss.detach()), {key: float(value) for key, value in (metrics or {}).items()}
+        weighted, float(loss.detach()), {key: as_float(value) for key, value in (metrics or {}).items()}
     )
+
+
+def as_float(value: Any) -> float:
+    """A metric as a number, also when it still carries a gradient."""
+    return float(value.detach() if hasattr(value, "detach") else value)
 
 
 def merge(output: ForwardBackwardOutput, done: Surrogate) -> ForwardBackwardOutput:

@@ -3,17 +3,47 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tinsmith.types import RequestErrorCategory
 
 
 class TinkerError(Exception):
-    """Base of everything this client raises about the service."""
+    """Base of everything this client raises about the service.
+
+    What is known of the operation it concerns stands in ``request_id``, ``seq_id``, ``model_id`` and
+    ``category``; ``retryable`` says whether asking once more may help.
+    """
+
+    request_id: str | None = None
+    seq_id: int | None = None
+    model_id: str | None = None
+    category: RequestErrorCategory | None = None
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same request may succeed later: by the table in docs/retries.md."""
+        from .retry import may_help_to_ask_again
+
+        return may_help_to_ask_again(self)
 
     # Keyword-only constructors defeat the default pickling, so an instance is taken apart as it stands.
     def __reduce__(self) -> tuple[Any, ...]:
         return _revive, (type(self), self.args, dict(self.__dict__))
+
+
+@contextmanager
+def about(**what: Any) -> Iterator[None]:
+    """Errors that leave this block say which operation they concern, unless they already do."""
+    try:
+        yield
+    except TinkerError as error:
+        for name, value in what.items():
+            if getattr(error, name) is None:
+                setattr(error, name, value)
+        raise
 
 
 def _revive(cls: type[TinkerError], args: tuple[Any, ...], state: dict[str, Any]) -> TinkerError:
@@ -35,7 +65,13 @@ class APIError(TinkerError):
 class APIResponseValidationError(APIError):
     """The service answered with something this client cannot read."""
 
-    def __init__(self, message: str, *, response: Any, body: object = None, request: Any = None) -> None:
+    def __init__(
+        self,
+        response: Any,
+        body: object = None,
+        message: str = "The service's answer cannot be read.",
+        request: Any = None,
+    ) -> None:
         super().__init__(message, request, body=body)
         self.response = response
         self.status_code: int = response.status_code
@@ -44,56 +80,74 @@ class APIResponseValidationError(APIError):
 class APIStatusError(APIError):
     """The service answered with an error status."""
 
-    def __init__(self, message: str, *, response: Any, body: object = None, request: Any = None) -> None:
+    status_code: int
+
+    def __init__(self, message: str, response: Any, body: object = None, request: Any = None) -> None:
         super().__init__(message, request, body=body)
         self.response = response
-        self.status_code: int = response.status_code
+        self.status_code = response.status_code
 
 
 class APIConnectionError(APIError):
     """The service could not be reached, or the connection broke."""
 
-    def __init__(self, message: str = "Connection error.", request: Any = None) -> None:
+    def __init__(self, request: Any = None, message: str = "Connection error.") -> None:
         super().__init__(message, request)
 
 
 class APITimeoutError(APIConnectionError):
     """The service did not answer in time."""
 
-    def __init__(self, message: str = "Request timed out.", request: Any = None) -> None:
-        super().__init__(message, request)
+    def __init__(self, request: Any = None, message: str = "Request timed out.") -> None:
+        super().__init__(request, message)
 
 
 class BadRequestError(APIStatusError):
     """400: the request is wrong."""
 
+    status_code: int = 400
+
 
 class AuthenticationError(APIStatusError):
     """401: the API key is missing or not valid."""
+
+    status_code: int = 401
 
 
 class BillingError(APIStatusError):
     """402: the account cannot pay for this."""
 
+    status_code: int = 402
+
 
 class PermissionDeniedError(APIStatusError):
     """403: the API key may not do this."""
+
+    status_code: int = 403
 
 
 class NotFoundError(APIStatusError):
     """404: there is no such thing."""
 
+    status_code: int = 404
+
 
 class ConflictError(APIStatusError):
     """409: the request conflicts with how things stand."""
+
+    status_code: int = 409
 
 
 class UnprocessableEntityError(APIStatusError):
     """422: the request could not be understood."""
 
+    status_code: int = 422
+
 
 class RateLimitError(APIStatusError):
     """429: too many requests for now."""
+
+    status_code: int = 429
 
 
 class InternalServerError(APIStatusError):
@@ -101,14 +155,17 @@ class InternalServerError(APIStatusError):
 
 
 STATUS_ERRORS: dict[int, type[APIStatusError]] = {
-    400: BadRequestError,
-    401: AuthenticationError,
-    402: BillingError,
-    403: PermissionDeniedError,
-    404: NotFoundError,
-    409: ConflictError,
-    422: UnprocessableEntityError,
-    429: RateLimitError,
+    cls.status_code: cls
+    for cls in (
+        BadRequestError,
+        AuthenticationError,
+        BillingError,
+        PermissionDeniedError,
+        NotFoundError,
+        ConflictError,
+        UnprocessableEntityError,
+        RateLimitError,
+    )
 }
 
 _HINTS = {
@@ -121,6 +178,9 @@ _HINTS = {
 class RequestFailedError(TinkerError):
     """An operation was accepted and then failed. ``category`` says whose fault it was."""
 
+    request_id: str
+    category: RequestErrorCategory
+
     def __init__(self, message: str, request_id: str, category: RequestErrorCategory | str) -> None:
         super().__init__(message)
         self.message = message
@@ -130,6 +190,8 @@ class RequestFailedError(TinkerError):
 
 class RetrieveError(TinkerError, ValueError):
     """The result of an accepted operation cannot be had; the HTTP error is the ``__cause__``."""
+
+    request_id: str
 
     def __init__(self, message: str, request_id: str) -> None:
         super().__init__(message)
@@ -141,8 +203,28 @@ class ResultExpiredError(RetrieveError):
     """410: the service no longer has the result of this operation."""
 
 
+class DeadlineError(RetrieveError, TimeoutError):
+    """An operation had no result within the client's deadline; the service may still carry it out."""
+
+
 class ClientClosedError(TinkerError, RuntimeError):
     """The client was closed; make a new ServiceClient."""
+
+
+class StreamingUnsupportedError(TinkerError, NotImplementedError):
+    """This service does not stream samples; use ``sample()``."""
+
+
+class StreamConsumedError(TinkerError, RuntimeError):
+    """The tokens of this stream were taken already; a stream is read once."""
+
+
+class DownloadError(TinkerError, OSError):
+    """What was downloaded is not what the service announced."""
+
+
+class ExperimentalWarning(UserWarning):
+    """What this names may change without notice."""
 
 
 class ForkedProcessError(TinkerError, RuntimeError):

@@ -9,7 +9,14 @@ from typing import TypeVar
 
 from .api import Api
 from .clock import CLOCK, Clock
-from .errors import APIError, APIStatusError, BillingError, ResultExpiredError, RetrieveError
+from .errors import (
+    APIError,
+    APIStatusError,
+    BillingError,
+    DeadlineError,
+    ResultExpiredError,
+    RetrieveError,
+)
 from .gate import BytesBudget
 from .replies import ServerConfig
 from .results import Kind, Large, Pending, Ready, pending_of, read_reply
@@ -50,8 +57,11 @@ class QueueWatch:
 class Poller:
     """Asks for results until they are there."""
 
-    def __init__(self, api: Api, server: ServerConfig, clock: Clock = CLOCK) -> None:
+    def __init__(
+        self, api: Api, server: ServerConfig, clock: Clock = CLOCK, deadline: float | None = None
+    ) -> None:
         self._api = api
+        self._deadline = deadline
         self._large = BytesBudget(server.inflight_response_bytes_semaphore_size)
         self._billing_pause = server.billing_exception_max_pause_duration_sec
         self._protobuf = not server.old_dialect
@@ -62,6 +72,7 @@ class Poller:
     ) -> _T:
         """The result of an operation. ``check`` may raise between two polls, to give up."""
         pace = _Pace(self._clock, self._billing_pause)
+        began = self._clock.now()
         async with AsyncExitStack() as held:
             metadata_only, iteration = True, 0
             while True:
@@ -82,7 +93,17 @@ class Poller:
                     continue
                 if isinstance(reply, Pending) and watch is not None:
                     watch.saw(reply)
+                self._check_deadline(began, kind.name, request_id)
                 await self._clock.sleep(pace.pause(reply, self._clock.now() - asked_at, request_id))
+
+    def _check_deadline(self, began: float, kind: str, request_id: str) -> None:
+        waited = self._clock.now() - began
+        if self._deadline is not None and waited > self._deadline:
+            raise DeadlineError(
+                f"{kind} had no result after {waited:.0f} s; `deadline` of ServiceClient says how long to "
+                f"wait [request {request_id}]",
+                request_id,
+            )
 
     async def _ask(
         self, request_id: str, kind: Kind[_T], iteration: int, metadata_only: bool

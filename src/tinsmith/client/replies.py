@@ -18,6 +18,12 @@ class ServerConfig(Reply):
     sample_dispatch_bytes_semaphore_size: int = 10 * 2**20
     inflight_response_bytes_semaphore_size: int = 50 * 2**20
     billing_exception_max_pause_duration_sec: float = 3600.0
+    sample_max_concurrent_requests: int = Field(2000, ge=1)
+    sample_use_retrieve_futures: bool = False
+    sample_enable_stuck_detection: bool = True
+    sample_join_sampling_session: bool = False
+    custom_loss_server_side: bool = False
+    sample_stream: bool = False  # ours: samples can be had token by token
     old_dialect: bool = Field(False, exclude=True)  # not on the wire: ours to know
 
 
@@ -63,3 +69,9 @@ class SnapshotResult(Reply):
 
     path: str | None = None
     sampling_session_id: str | None = None
+
+
+class LossMade(Reply):
+    """A custom loss was made."""
+
+    loss_id: str

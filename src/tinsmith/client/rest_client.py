@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from tinsmith.types import (
@@ -16,40 +16,30 @@ from tinsmith.types import (
     TrainingRunsResponse,
     WeightsInfoResponse,
 )
-from tinsmith.types.checkpoint import ParsedCheckpointTinkerPath
+from tinsmith.types.account import WhoamiResponse
+from tinsmith.types.checkpoint import CheckpointArchiveUrlResponse, ParsedCheckpointTinkerPath
+from tinsmith.types.session import SessionSearchRequest, SessionSearchResponse
+from tinsmith.types.transfer import CopyWeightsRequest, ExternalWeightsUrlsResponse
+from tinsmith.wire import json as wire_json
 
+from . import identity, traces
+from .admin_client import AdminClient
 from .api import Api
-from .config import ClientConfig
-from .connection import Connection
-from .futures import APIFuture, spawn
+from .archives import archive_address
+from .download import download, download_all, unpack
+from .futures import APIFuture
+from .loop import in_thread
 
 _T = TypeVar("_T")
 Scope = Literal["owned", "accessible"]
 
 
-class RestClient:
-    """Runs, checkpoints, sessions and samplers. Opens no session of its own.
+class RestClient(AdminClient):
+    """Runs, checkpoints, sessions and samplers, and the account's books. Opens no session of its own.
 
-    >>> runs = RestClient().list_training_runs().result()  # doctest: +SKIP
+    >>> RestClient().list_training_runs(limit=5).result().training_runs
+    []
     """
-
-    def __init__(
-        self,
-        _connection: Connection | None = None,
-        *,
-        base_url: str | None = None,
-        api_key: str | None = None,
-    ) -> None:
-        self._connection = _connection or Connection(ClientConfig.resolve(base_url=base_url, api_key=api_key))
-
-    def _ask(self, question: Callable[[Api], Awaitable[_T]]) -> APIFuture[_T]:
-        connection = self._connection
-        connection.check()
-
-        async def work() -> _T:
-            return await question(await connection.api())
-
-        return spawn(work(), "rest")
 
     # ---- service --------------------------------------------------------------------------------
 
@@ -175,6 +165,107 @@ class RestClient:
         """`get_weights_info_by_tinker_path`, awaited."""
         return await self.get_weights_info_by_tinker_path(tinker_path)
 
+    def get_checkpoint_archive_url(
+        self, training_run_id: ModelID, checkpoint_id: str
+    ) -> APIFuture[CheckpointArchiveUrlResponse]:
+        """A signed address of a checkpoint's files as one tar.gz."""
+
+        async def work(api: Api) -> CheckpointArchiveUrlResponse:
+            return archive_address(await api.archive(training_run_id, checkpoint_id))
+
+        return self._ask(work)
+
+    async def get_checkpoint_archive_url_async(
+        self, training_run_id: ModelID, checkpoint_id: str
+    ) -> CheckpointArchiveUrlResponse:
+        """`get_checkpoint_archive_url`, awaited."""
+        return await self.get_checkpoint_archive_url(training_run_id, checkpoint_id)
+
+    def get_checkpoint_archive_url_from_tinker_path(
+        self, tinker_path: str
+    ) -> APIFuture[CheckpointArchiveUrlResponse]:
+        """A signed address of a checkpoint's files as one tar.gz."""
+        at = _parse(tinker_path)
+        return self.get_checkpoint_archive_url(at.training_run_id, at.checkpoint_id)
+
+    async def get_checkpoint_archive_url_from_tinker_path_async(
+        self, tinker_path: str
+    ) -> CheckpointArchiveUrlResponse:
+        """`get_checkpoint_archive_url_from_tinker_path`, awaited."""
+        return await self.get_checkpoint_archive_url_from_tinker_path(tinker_path)
+
+    def get_external_weights_urls(self, tinker_path: str) -> APIFuture[ExternalWeightsUrlsResponse]:
+        """A signed address for each file of what `save_weights_external` saved."""
+        at = _parse(tinker_path)
+        if at.checkpoint_type != "external":
+            raise ValueError(f"tinker_path: {tinker_path!r} is no export; save_weights_external makes one")
+        return self._ask(lambda api: api.external_weights_urls(at.training_run_id, at.checkpoint_id))
+
+    async def get_external_weights_urls_async(self, tinker_path: str) -> ExternalWeightsUrlsResponse:
+        """`get_external_weights_urls`, awaited."""
+        return await self.get_external_weights_urls(tinker_path)
+
+    def download_checkpoint(self, tinker_path: str, folder: str | Path) -> APIFuture[list[Path]]:
+        """A checkpoint's files, into a folder: in PEFT's layout, an encrypted export as it is.
+
+        What breaks off is taken up where it stopped, also by calling this again; a file that is shorter
+        than announced never appears under its name.
+        """
+        at, into = _parse(tinker_path), Path(folder)
+
+        async def work(api: Api) -> list[Path]:
+            clock = self._connection.clock
+            if at.checkpoint_type == "external":
+                known = await api.external_weights_urls(at.training_run_id, at.checkpoint_id)
+                return await download_all(api, known.urls, into, clock)
+            url = archive_address(await api.archive(at.training_run_id, at.checkpoint_id)).url
+            archive = into / f".{at.checkpoint_id.replace('/', '-')}.tar.gz"
+            await download(api, url, archive, clock)
+            files = await in_thread(unpack, archive, into)
+            archive.unlink()
+            return files
+
+        return self._ask(work)
+
+    async def download_checkpoint_async(self, tinker_path: str, folder: str | Path) -> list[Path]:
+        """`download_checkpoint`, awaited."""
+        return await self.download_checkpoint(tinker_path, folder)
+
+    def copy_weights(
+        self,
+        path: str,
+        destination_project_id: str | None = None,
+        *,
+        ttl_seconds: int | None = None,
+        weights_access_token: str | None = None,
+    ) -> APIFuture[str]:
+        """Copy a checkpoint into a project (else TINKER_PROJECT_ID); the copy's path."""
+        _parse(path)
+        project = destination_project_id or self._connection.config.project_id
+        if project is None:
+            raise ValueError("destination_project_id: give one, or set TINKER_PROJECT_ID")
+        request = wire_json.parse_model(
+            CopyWeightsRequest,
+            {"source_path": path, "destination_project_id": project, "ttl_seconds": ttl_seconds},
+        )
+        return self._ask(lambda api: api.copy_weights(request, weights_access_token))
+
+    async def copy_weights_async(
+        self,
+        path: str,
+        destination_project_id: str | None = None,
+        *,
+        ttl_seconds: int | None = None,
+        weights_access_token: str | None = None,
+    ) -> str:
+        """`copy_weights`, awaited."""
+        return await self.copy_weights(
+            path,
+            destination_project_id,
+            ttl_seconds=ttl_seconds,
+            weights_access_token=weights_access_token,
+        )
+
     def _publish(self, tinker_path: str, *, public: bool) -> APIFuture[None]:
         at = _parse(tinker_path)
         return self._ask(lambda api: api.publish_checkpoint(at.training_run_id, at.checkpoint_id, public))
@@ -209,6 +300,42 @@ class RestClient:
     async def get_sampler_async(self, sampler_id: str) -> GetSamplerResponse:
         """`get_sampler`, awaited."""
         return await self.get_sampler(sampler_id)
+
+    def search_sessions(self, request: SessionSearchRequest) -> APIFuture[SessionSearchResponse]:
+        """A page of the sessions that fit, newest first; its ``next_cursor`` asks for the next page."""
+        if not isinstance(request, SessionSearchRequest):
+            raise TypeError(f"request: a SessionSearchRequest is needed, not {type(request).__name__}")
+        return self._ask(lambda api: api.search_sessions(request))
+
+    async def search_sessions_async(self, request: SessionSearchRequest) -> SessionSearchResponse:
+        """`search_sessions`, awaited."""
+        return await self.search_sessions(request)
+
+    def assign_session_project(self, session_id: str, project_id: str) -> APIFuture[None]:
+        """Move a session, and all it made and makes, into a project."""
+        return self._ask(lambda api: api.assign_project(session_id, project_id))
+
+    async def assign_session_project_async(self, session_id: str, project_id: str) -> None:
+        """`assign_session_project`, awaited."""
+        await self.assign_session_project(session_id, project_id)
+
+    def export_session_trace(self, session_id: str) -> APIFuture[str]:
+        """A signed address of a session's timeline as a Perfetto trace."""
+        return self._ask(lambda api: traces.export(api, session_id, self._connection.clock))
+
+    async def export_session_trace_async(self, session_id: str) -> str:
+        """`export_session_trace`, awaited."""
+        return await self.export_session_trace(session_id)
+
+    # ---- the caller -----------------------------------------------------------------------------
+
+    def whoami(self) -> APIFuture[WhoamiResponse]:
+        """Who the key belongs to."""
+        return self._ask(identity.whoami)
+
+    async def whoami_async(self) -> WhoamiResponse:
+        """`whoami`, awaited."""
+        return await self.whoami()
 
 
 def _parse(tinker_path: str) -> ParsedCheckpointTinkerPath:

@@ -16,11 +16,12 @@ from tinsmith.types import (
     SaveWeightsResponse,
     UserError,
 )
+from tinsmith.types.transfer import SaveWeightsExternalResponse
 from tinsmith.wire import json as wire_json
 from tinsmith.wire import protobuf as wire_protobuf
 
 from .errors import RequestFailedError, RetrieveError
-from .replies import CreateModelResult, SnapshotResult
+from .replies import CreateModelResult, LossMade, SnapshotResult
 from .transport import Response
 
 _T = TypeVar("_T")
@@ -44,6 +45,9 @@ CREATE_MODEL = _model("CreateModel", CreateModelResult)
 OPTIM_STEP = _model("OptimStep", OptimStepResponse)
 SAVE_WEIGHTS = _model("SaveWeights", SaveWeightsResponse)
 LOAD_WEIGHTS = _model("LoadWeights", LoadWeightsResponse)
+SAVE_EXTERNAL = _model("SaveWeightsExternal", SaveWeightsExternalResponse)
+CREATE_LOSS = _model("CreateCustomLoss", LossMade)
+UNLOAD: Kind[None] = Kind("UnloadModel", lambda value: None)
 SNAPSHOT = _model("SaveWeightsForSampler", SnapshotResult)
 FORWARD: Kind[ForwardBackwardOutput] = Kind(
     "Forward", wire_json.forward_backward_output_from_json, wire_protobuf.decode_forward_backward_output

@@ -13,7 +13,13 @@ from typing import TypeVar
 from tinsmith.types import RequestErrorCategory
 
 from .clock import CLOCK, Clock
-from .errors import APIConnectionError, APIStatusError, APITimeoutError, RequestFailedError
+from .errors import (
+    APIConnectionError,
+    APIStatusError,
+    APITimeoutError,
+    RequestFailedError,
+    RetrieveError,
+)
 
 _log = logging.getLogger("tinsmith")
 _T = TypeVar("_T")
@@ -27,40 +33,66 @@ class Layer(StrEnum):
     CALL = "call"  # submits, creations, look-ups; the service recognises a repeated submit by its seq id
     REST = "rest"  # one-off changes, where a conflict is an answer and not a hiccup
     POLL = "poll"  # waiting for the result of an accepted operation
-    SAMPLE = "sample"  # submitting a sample; 429 there opens a shared pause (see `gate`)
+    SAMPLE = "sample"  # submitting a sample, up to the progress timeout
+    GATE = "gate"  # submitting a sample when the service asks for a pause: all clients of it wait together
     RESAMPLE = "resample"  # asking for a whole new sample in place of a lost one
+    OPTIONAL = "optional"  # the same, where RetryConfig.retry_failed asks for it
+
+
+class Pause(StrEnum):
+    """How long to wait before trying again."""
+
+    NONE = "-"
+    BACKOFF = "back-off"
+    HINT = "the hint, else back-off"
+    HELD = "none if the service held the poll, else the hint or a growing pause"
+    BILLING = "5 s, while the service's pause for billing lasts"
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One row: which layers try again, whether it is the user's mistake, and why."""
+    """One row: who tries again, how long it waits, whose mistake it is, and why."""
 
     retried_by: frozenset[Layer]
+    delay: Pause
     user_error: bool
     why: str
 
 
-def _rule(layers: str, user_error: bool, why: str) -> Rule:
-    return Rule(frozenset(Layer(name) for name in layers.split()), user_error, why)
+def _rule(layers: str, delay: Pause, user_error: bool, why: str) -> Rule:
+    return Rule(frozenset(Layer(name) for name in layers.split()), delay, user_error, why)
 
 
-# The truth table. `user_error` only decides how telemetry files it: any 4xx but 408.
+# The truth table; docs/retries.md is made from it. `user_error` only decides how telemetry files it: any
+# 4xx but 408. A hint is a Retry-After header in (0, 60] seconds; without one BACKOFF counts.
 TABLE: dict[str, Rule] = {
-    "timeout": _rule("call rest poll sample", False, "no answer in time"),
-    "connection": _rule("call rest poll sample", False, "no connection, or it broke"),
-    "400-empty": _rule("call rest poll sample", True, "a proxy's: the service's own say what is wrong"),
-    "402": _rule("poll", True, "billing may be put right; the result waits"),
-    "408": _rule("call rest poll sample", False, "not ready yet"),
-    "409": _rule("call poll sample", True, "transient by convention, except where it answers a change"),
-    "410": _rule("resample", True, "the result is gone; only a sample can be asked for anew"),
-    "429": _rule("call rest poll", True, "too many for now"),
-    "4xx": _rule("", True, "wrong now and wrong again"),
-    "5xx": _rule("call rest poll sample", False, "the service is in trouble"),
-    "failed-user": _rule("", True, "the operation was refused"),
-    "failed-server": _rule("", False, "the operation failed; asking again is the caller's choice"),
-    "failed-unknown": _rule("", False, "the operation failed; asking again is the caller's choice"),
-    "other": _rule("", False, "not an answer of the service"),
+    "timeout": _rule("call rest poll sample", Pause.BACKOFF, False, "no answer in time"),
+    "connection": _rule("call rest poll sample", Pause.BACKOFF, False, "no connection, or it broke"),
+    "400-empty": _rule(
+        "call rest poll sample", Pause.HINT, True, "a proxy's: the service says what is wrong"
+    ),
+    "402": _rule("poll", Pause.BILLING, True, "billing may be put right; the result waits"),
+    "408": _rule("call rest poll sample", Pause.HELD, False, "not ready yet"),
+    "409": _rule(
+        "call poll sample", Pause.HINT, True, "passing by convention, except where it answers a change"
+    ),
+    "410": _rule("resample", Pause.BACKOFF, True, "the result is gone; only a sample can be asked for anew"),
+    "429": _rule("call rest poll gate", Pause.HINT, True, "too many for now"),
+    "4xx": _rule("", Pause.NONE, True, "wrong now and wrong again"),
+    "5xx": _rule("call rest poll sample", Pause.HINT, False, "the service is in trouble"),
+    "failed-user": _rule("", Pause.NONE, True, "the operation was refused"),
+    "failed-server": _rule(
+        "optional", Pause.BACKOFF, False, "the operation failed; asking again is a choice"
+    ),
+    "failed-unknown": _rule(
+        "optional", Pause.BACKOFF, False, "the operation failed; asking again is a choice"
+    ),
+    "other": _rule("", Pause.NONE, False, "not an answer of the service"),
 }
+
+
+# Those that ask over HTTP: a word of the service (x-should-retry) goes before the table there.
+_HEEDS_THE_SERVICE = frozenset({Layer.CALL, Layer.REST, Layer.POLL, Layer.SAMPLE})
 
 
 def case_of(error: BaseException) -> str:
@@ -83,11 +115,20 @@ def case_of(error: BaseException) -> str:
 
 def should_retry(error: BaseException, layer: Layer) -> bool:
     """Whether this layer tries again. The service's own word (x-should-retry) goes before the table."""
-    if isinstance(error, APIStatusError) and layer is not Layer.RESAMPLE:
+    rule = TABLE[case_of(error)]
+    if isinstance(error, APIStatusError) and layer in _HEEDS_THE_SERVICE:
         word: str = error.response.headers.get("x-should-retry", "").lower()
-        if word in ("true", "false") and not (layer is Layer.SAMPLE and error.status_code == 429):
+        if word in ("true", "false") and not (layer is Layer.SAMPLE and Layer.GATE in rule.retried_by):
             return word == "true"
-    return layer in TABLE[case_of(error)].retried_by
+    return layer in rule.retried_by
+
+
+def may_help_to_ask_again(error: BaseException) -> bool:
+    """Whether any layer would try again, or the caller may choose to."""
+    at: BaseException | None = error
+    while isinstance(at, RetrieveError):
+        at = at.__cause__
+    return at is not None and bool(TABLE[case_of(at)].retried_by)
 
 
 def is_user_error(error: BaseException) -> bool:
@@ -148,6 +189,7 @@ class Budget:
     seconds: float = 300.0
     retries: int | None = None
     delay: Delay = Delay()
+    judge: Callable[[BaseException], bool] | None = None  # None: the table
 
 
 async def call_with_retries(
@@ -160,7 +202,7 @@ async def call_with_retries(
             return await attempt(tries)
         except Exception as error:
             tries += 1
-            if not should_retry(error, budget.layer):
+            if not (budget.judge(error) if budget.judge else should_retry(error, budget.layer)):
                 raise
             delay = hint_of(error) or budget.delay.after(tries - 1, clock.chance())
             spent = clock.now() - started
@@ -180,19 +222,33 @@ def hint_of(error: BaseException) -> float | None:
 class RetryConfig:
     """How one SamplingClient tries again.
 
+    ``max_connections`` bounds the samples under way (None: what the service asks for). An error status is
+    judged by the table in docs/retries.md, any other error by ``retryable_exceptions``. When no sample has
+    ended for ``progress_timeout`` seconds all that wait fail, unless ``enable_stuck_detection`` is off.
     ``retry_failed`` also asks anew for samples that failed on the service through no fault of the
     caller's (category server or unknown); the official client never does, so it is off.
+
+    >>> RetryConfig(retry_delay_max=2.0).delay.after(attempt=10, chance=0.0)
+    2.0
     """
 
-    max_connections: int = 2000
+    max_connections: int | None = None
     progress_timeout: float = 120 * 60.0
     retry_delay_base: float = 0.5
     retry_delay_max: float = 10.0
     jitter_factor: float = 0.25
     enable_retry_logic: bool = True
+    retryable_exceptions: tuple[type[Exception], ...] = (TimeoutError, APIConnectionError)
+    enable_stuck_detection: bool = True
     retry_failed: bool = False
 
     @property
     def delay(self) -> Delay:
         """The back-off of these settings."""
         return Delay(self.retry_delay_base, self.retry_delay_max, self.jitter_factor)
+
+    def retries(self, error: BaseException) -> bool:
+        """Whether a submit that ended like this is tried again."""
+        if isinstance(error, APIStatusError):
+            return should_retry(error, Layer.SAMPLE)
+        return isinstance(error, self.retryable_exceptions)

@@ -99,4 +99,6 @@ class Progress:
         """Raise if it has been too long."""
         quiet = self._clock.now() - self._last
         if quiet > self._timeout:
-            raise APIConnectionError(f"no sample of this client has ended for {quiet:.0f} s; it seems stuck")
+            raise APIConnectionError(
+                message=f"no sample of this client has ended for {quiet:.0f} s; it seems stuck"
+            )

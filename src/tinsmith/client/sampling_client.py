@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tinsmith.types import (
     CreateSamplingSessionRequest,
@@ -17,27 +15,29 @@ from tinsmith.types import (
 )
 from tinsmith.types.checkpoint import ParsedCheckpointTinkerPath
 
-from .errors import RateLimitError, RequestFailedError, ResultExpiredError, TinkerError
+from .errors import TinkerError
 from .futures import APIFuture, spawn, spawn_into
-from .loop import background
-from .polling import QueueWatch
-from .replies import Submitted
-from .results import SAMPLE
-from .retry import Budget, Layer, RetryConfig, call_with_retries, hint_of, should_retry
-from .samples import Progress, check, checked, encode, with_ids
-from .session import Live, Session
+from .results import pending_of
+from .retry import RetryConfig
+from .sampler import Sampler
+from .sampler_handle import SamplerHandle
+from .samples import check
+from .session import Session
+from .stream import TokenStream, produce
+from .telemetry import Telemetry
+from .tokenized import Tokenized
 from .tokenizer import load_tokenizer, tokenizer_id
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from .api import Api
     from .client_futures import BackcompatSamplingClientFuture
 
 _log = logging.getLogger("tinsmith")
-_RESAMPLES = 5
 
 
-class SamplingClient:
+class SamplingClient(Tokenized):
     """Samples from a base model or from saved weights. Made by a `ServiceClient` or a `TrainingClient`.
 
     ::
@@ -49,32 +49,67 @@ class SamplingClient:
 
     Thousands of samples may be asked for at once; when the service asks for a pause, all clients of
     that service wait together, and nothing is lost.
+
+    It can be pickled into worker processes. Each copy there samples under numbers of its own; the API key
+    is not in the pickle but comes from the worker's environment (TINKER_API_KEY). Where that will not do,
+    pass `get_sampler_handle` and use `from_sampler_handle` with a key.
     """
 
     def __init__(
         self,
-        session: Session,
-        live: Live,
-        sampling_session_id: str,
+        holder: Session,
         *,
+        sampling_session_id: str,
         base_model: str | None = None,
         model_path: str | None = None,
         tokenizer: str | None = None,
         retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
+        shadow: bool = False,
     ) -> None:
-        self._session = session
-        self._live = live
+        self._session = holder
         self._id = sampling_session_id
         self._base_model = base_model
         self._model_path = model_path
         self._tokenizer = tokenizer
         self._retry = retry_config or RetryConfig()
         self._stability = record_stability_info
-        self._seq_ids = itertools.count()
-        self._slots = asyncio.Semaphore(self._retry.max_connections)
-        self._progress = Progress(self._retry.progress_timeout, session.clock)
-        self._watch = QueueWatch(f"sampling from {sampling_session_id}", session.clock)
+        self._sampler = Sampler(
+            holder,
+            sampling_session_id,
+            self._retry,
+            record_stability_info=record_stability_info,
+            joins=shadow,
+        )
+
+    @staticmethod
+    def create(
+        holder: Session,
+        *,
+        model_path: str | None = None,
+        base_model: str | None = None,
+        sampling_session_id: str | None = None,
+        retry_config: RetryConfig | None = None,
+        record_stability_info: bool = False,
+    ) -> BackcompatSamplingClientFuture:
+        """A sampler in the session of another client (its ``holder``), or one of that session by its id."""
+        if sampling_session_id is None:
+            return open_sampler(holder, model_path, base_model, retry_config, record_stability_info)
+        client = SamplingClient(
+            holder,
+            sampling_session_id=sampling_session_id,
+            base_model=base_model if model_path is None else None,
+            model_path=model_path,
+            retry_config=retry_config,
+            record_stability_info=record_stability_info,
+            shadow=True,
+        )
+        return _as_future(client)
+
+    @property
+    def holder(self) -> Session:
+        """The session it samples in."""
+        return self._session
 
     @property
     def sampling_session_id(self) -> str:
@@ -109,7 +144,7 @@ class SamplingClient:
             prompt_logprobs_last_n=prompt_logprobs_last_n,
         )
         check(job)
-        return spawn(self._sample(job, next(self._seq_ids)), "sample")
+        return spawn(self._sampler.sample(job, self._sampler.number()), "sample")
 
     async def sample_async(
         self,
@@ -150,6 +185,52 @@ class SamplingClient:
         """`compute_logprobs`, awaited."""
         return await self.compute_logprobs(prompt, prompt_logprobs_last_n)
 
+    def stream(
+        self, prompt: ModelInput, sampling_params: SamplingParams, num_samples: int = 1
+    ) -> TokenStream:
+        """The tokens of a sample, one by one, as the service decodes them::
+
+            with sampling_client.stream(prompt, params) as stream:
+                for token in stream:  # or: async for
+                    print(token.token_id, token.logprob)
+
+        With several samples their tokens are interleaved; ``token.sequence`` says whose each is. A stream is
+        read once; closing it ends the sampling. Streams are an extension of Tinsmith: other services refuse
+        with StreamingUnsupportedError, at the first token.
+        """
+        self._session.check()
+        job = SampleJob(prompt=prompt, params=sampling_params, num_samples=num_samples)
+        check(job)
+        return TokenStream(produce(self._sampler, job, self._sampler.number()))
+
+    # ---- from process to process ----------------------------------------------------------------
+
+    def get_sampler_handle(self) -> str:
+        """This sampler as a word that another process can make a client from. It has no key in it."""
+        return self._handle().encode()
+
+    @staticmethod
+    def from_sampler_handle(handle: str, *, api_key: str | None = None) -> SamplingClient:
+        """A client of the sampler behind a handle; each has sample numbers of its own.
+
+        The key is ``api_key``, else this process's TINKER_API_KEY.
+        """
+        return _from_handle(SamplerHandle.decode(handle), api_key, None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _from_handle, (self._handle(), None, self._retry)
+
+    def _handle(self) -> SamplerHandle:
+        return SamplerHandle.of(
+            self._session,
+            self._session.get_session_id(),
+            self._id,
+            base_model=self._base_model,
+            model_path=self._model_path,
+            tokenizer=self._tokenizer,
+            record_stability_info=self._stability,
+        )
+
     # ---- what is sampled ------------------------------------------------------------------------
 
     def get_base_model(self) -> str:
@@ -168,7 +249,7 @@ class SamplingClient:
     async def _learn_base_model(self) -> str:
         if self._base_model is None:
             self._session.check()
-            sampler = await self._live.api.sampler(self._id)
+            sampler = await (await self._api()).sampler(self._id)
             self._base_model, self._tokenizer = sampler.base_model, self._tokenizer or sampler.tokenizer_id
         return self._base_model
 
@@ -182,77 +263,41 @@ class SamplingClient:
         named = self._tokenizer
         return tokenizer_id(named, self._base_model if named else await self._learn_base_model())
 
+    async def _api(self) -> Api:
+        return (await self._session.live()).api
+
     async def _named_tokenizer(self) -> str | None:
         """What the service says: of the sampler, or of the run its weights come from."""
-        sampler = await self._live.api.sampler(self._id)
+        api = await self._api()
+        sampler = await api.sampler(self._id)
         if sampler.tokenizer_id is not None or self._model_path is None:
             return sampler.tokenizer_id
         run = ParsedCheckpointTinkerPath.from_tinker_path(self._model_path).training_run_id
-        return (await self._live.api.get_info(run)).model_data.tokenizer_id
+        return (await api.get_info(run)).model_data.tokenizer_id
 
-    # ---- how a sample is had --------------------------------------------------------------------
+    # ---- what it tells --------------------------------------------------------------------------
 
-    async def _sample(self, job: SampleJob, seq_id: int) -> SampleResponse:
-        with self._live.telemetry.noting_errors():
-            async with self._slots:
-                self._progress.began()
-                try:
-                    return await self._until_sampled(job, seq_id)
-                finally:
-                    self._progress.ended()
+    def on_queue_state_change(self, queue_state: str, queue_state_reason: str | None = None) -> None:
+        """Note that the service keeps samples waiting; told in the log at most once a minute."""
+        state = {"queue_state": str(queue_state).lower(), "queue_state_reason": queue_state_reason}
+        self._sampler.watch.saw(pending_of(state))
 
-    async def _until_sampled(self, job: SampleJob, seq_id: int) -> SampleResponse:
-        """Samples are repeatable, so one whose result the service lost is asked for anew, a few times."""
-        losses = 0
-        while True:
-            submitted = await self._submit(encode(job, self._id, seq_id, self._stability))
-            try:
-                response = await self._outcome(submitted)
-            except (ResultExpiredError, RequestFailedError) as error:
-                if losses == _RESAMPLES or not self._asks_anew(error):
-                    raise
-                _log.info("asking for a new sample: %s", error)
-                await self._session.clock.sleep(self._retry.delay.after(losses, self._session.clock.chance()))
-                losses, seq_id = losses + 1, next(self._seq_ids)
-                continue
-            return checked(job, with_ids(response, submitted.sample_sequence_ids))
+    def get_telemetry(self) -> Telemetry:
+        """The session's telemetry, for events of your own."""
+        return self._session.telemetry
 
-    def _asks_anew(self, error: Exception) -> bool:
-        if not self._retry.enable_retry_logic:
-            return False
-        if isinstance(error, RequestFailedError):
-            return self._retry.retry_failed and error.category.value != "user"
-        return isinstance(error.__cause__, Exception) and should_retry(error.__cause__, Layer.RESAMPLE)
 
-    async def _submit(self, body: bytes) -> Submitted:
-        """Through the gate; the seq id stays the same however often the service asks for a pause."""
-        while True:
-            async with self._live.gate.slot(), self._live.sample_bytes.hold(len(body)):
-                self._progress.check()
-                try:
-                    return await self._try_submit(body)
-                except RateLimitError as error:
-                    if not self._retry.enable_retry_logic:
-                        raise
-                    self._live.gate.pause(hint_of(error))
-
-    async def _try_submit(self, body: bytes) -> Submitted:
-        if not self._retry.enable_retry_logic:
-            return await self._live.api.sample(body)
-        retries = self._session.config.max_retries
-        budget = Budget(Layer.SAMPLE, self._retry.progress_timeout, retries, self._retry.delay)
-        return await call_with_retries(
-            lambda _: self._live.api.sample(body), budget, self._session.clock, "asample"
-        )
-
-    async def _outcome(self, submitted: Submitted) -> SampleResponse:
-        try:
-            return await self._live.poller.wait(
-                submitted.request_id, SAMPLE, self._watch, self._progress.check
-            )
-        except asyncio.CancelledError:
-            background().start(_abandon(self._live, submitted.request_id), "cancel a sample")
-            raise
+def _from_handle(handle: SamplerHandle, api_key: str | None, retry: RetryConfig | None) -> SamplingClient:
+    return SamplingClient(
+        handle.session(api_key),
+        sampling_session_id=handle.sampling_session_id,
+        base_model=handle.base_model,
+        model_path=handle.model_path,
+        tokenizer=handle.tokenizer,
+        retry_config=retry,
+        record_stability_info=handle.record_stability_info,
+        shadow=True,
+    )
 
 
 def open_sampler(
@@ -284,8 +329,7 @@ def open_sampler(
         )
         return SamplingClient(
             session,
-            live,
-            reply.sampling_session_id,
+            sampling_session_id=reply.sampling_session_id,
             base_model=base_model if model_path is None else None,
             model_path=model_path,
             retry_config=retry_config,
@@ -295,11 +339,12 @@ def open_sampler(
     return spawn_into(BackcompatSamplingClientFuture(), work(), "create_sampling_client")
 
 
-async def _abandon(live: Live, request_id: str) -> None:
-    try:
-        await live.api.cancel_future(request_id)
-    except TinkerError as error:  # a courtesy: a service that does not know it samples on
-        _log.debug("request %s could not be cancelled: %s", request_id, error)
+def _as_future(client: SamplingClient) -> BackcompatSamplingClientFuture:
+    from .client_futures import BackcompatSamplingClientFuture
+
+    future = BackcompatSamplingClientFuture()
+    future.set_result(client)
+    return future
 
 
 async def _prompt_logprobs(response: APIFuture[SampleResponse]) -> list[float | None]:

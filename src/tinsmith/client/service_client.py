@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -15,19 +16,26 @@ from tinsmith.types import (
 )
 from tinsmith.types.checkpoint import ParsedCheckpointTinkerPath
 from tinsmith.types.training import OptimizerConfigBase
+from tinsmith.types.transfer import CopyWeightsRequest
 from tinsmith.types.validation import check_lora
 from tinsmith.wire import json as wire_json
 
 from .client_futures import BackcompatSamplingClientFuture, BackcompatTrainingClientFuture
 from .config import ClientConfig
+from .console import console_url
 from .errors import NotFoundError, TinkerError
 from .futures import APIFuture, spawn, spawn_into
+from .loop import in_thread
+from .loss_handle import LossHandle, PerDatumLossFn, trace
+from .observe import Listener, OperationStats
 from .polling import QueueWatch
+from .recovery import RUN_NAME, ResumedRun, newest_checkpoint
 from .rest_client import RestClient
-from .results import CREATE_MODEL, LOAD_WEIGHTS
+from .results import CREATE_LOSS, CREATE_MODEL, LOAD_WEIGHTS
 from .retry import RetryConfig
 from .sampling_client import SamplingClient, open_sampler
 from .session import Live, Session, Status
+from .telemetry import Telemetry
 from .training_client import TrainingClient
 
 if TYPE_CHECKING:
@@ -47,7 +55,8 @@ class ServiceClient:
     Nothing is sent until something is asked for. Where requests go: ``base_url``, else
     TINKER_BASE_URL, else the hosted Tinker if there is an API key (``api_key`` or TINKER_API_KEY),
     else the embedded service. ``timeout`` is for one attempt of one request, in seconds;
-    ``max_retries`` bounds the attempts, which otherwise only their time does.
+    ``max_retries`` bounds the attempts, which otherwise only their time does; ``deadline`` is the longest
+    that an accepted operation is waited for (None: for ever).
     """
 
     def __init__(
@@ -62,6 +71,7 @@ class ServiceClient:
         default_headers: Mapping[str, str] | None = None,
         timeout: float | Timeout | None = None,
         max_retries: int | None = None,
+        deadline: float | None = 12 * 3600.0,
     ) -> None:
         config = ClientConfig.resolve(
             base_url=base_url,
@@ -70,6 +80,7 @@ class ServiceClient:
             project_id=project_id,
             timeout=timeout,
             max_retries=max_retries,
+            deadline=deadline,
         )
         self._session = Session(config, user_metadata, display_name)
 
@@ -77,6 +88,27 @@ class ServiceClient:
     def config(self) -> ClientConfig:
         """What was resolved from the arguments and the environment."""
         return self._session.config
+
+    @property
+    def holder(self) -> Session:
+        """The session that this client and all made from it share."""
+        return self._session
+
+    def get_console_url(self) -> str:
+        """Where the session is to be looked at; opens it if need be (blocks)."""
+        return console_url(self.config, "sessions", self._session.get_session_id())
+
+    def get_telemetry(self) -> Telemetry:
+        """The session's telemetry, for events of your own."""
+        return self._session.telemetry
+
+    def metrics(self) -> dict[str, OperationStats]:
+        """How the operations of this session have gone: counts, errors, and durations as percentiles."""
+        return self._session.observer.snapshot()
+
+    def add_listener(self, listener: Listener) -> None:
+        """Call this at the beginning and the end of every operation, on the client's own thread."""
+        self._session.observer.listeners.append(listener)
 
     # ---- lifetime -------------------------------------------------------------------------------
 
@@ -113,6 +145,47 @@ class ServiceClient:
     def create_rest_client(self) -> RestClient:
         """What is stored on the service, over this client's connection."""
         return RestClient(self._session.connection)
+
+    def copy_weights(
+        self, path: str, *, ttl_seconds: int | None = None, weights_access_token: str | None = None
+    ) -> APIFuture[str]:
+        """Copy a checkpoint into this session; the copy's path. Others' weights need their token."""
+        ParsedCheckpointTinkerPath.from_tinker_path(path)
+        self._session.check()
+        work = self._copy(next(self._session.model_seq_ids), path, ttl_seconds, weights_access_token)
+        return spawn(work, "copy_weights")
+
+    async def copy_weights_async(
+        self, path: str, *, ttl_seconds: int | None = None, weights_access_token: str | None = None
+    ) -> str:
+        """`copy_weights`, awaited."""
+        return await self.copy_weights(
+            path, ttl_seconds=ttl_seconds, weights_access_token=weights_access_token
+        )
+
+    def create_custom_loss(self, fn: PerDatumLossFn, input_ranks: Mapping[str, int]) -> APIFuture[LossHandle]:
+        """A loss of your own that runs on the service: traced here, once, into a graph of operations::
+
+            def loss(logprobs, weights):
+                total = -(logprobs * weights).sum()
+                return total, {"custom/nll:sum": total}
+
+            handle = service.create_custom_loss(loss, {"logprobs": 1, "weights": 1}).result()
+            training_client.forward_backward_custom(data, handle)
+
+        It gets the log-probabilities of the target tokens and those ``loss_fn_inputs`` it names, of one
+        datum, and returns (a number, metrics called ``custom/…:sum`` or ``custom/…:mean``). On a service
+        that runs no custom losses it runs here instead.
+        """
+        self._session.check()
+        work = self._create_loss(next(self._session.loss_seq_ids), fn, dict(input_ranks))
+        return spawn(work, "create_custom_loss")
+
+    async def create_custom_loss_async(
+        self, fn: PerDatumLossFn, input_ranks: Mapping[str, int]
+    ) -> LossHandle:
+        """`create_custom_loss`, awaited."""
+        return await self.create_custom_loss(fn, input_ranks)
 
     # ---- training -------------------------------------------------------------------------------
 
@@ -172,6 +245,8 @@ class ServiceClient:
         optimizer: OptimizerConfigBase | None = None,
     ) -> BackcompatTrainingClientFuture:
         """A new run that starts from saved weights, with a fresh optimizer."""
+        if isinstance(base_model, dict):  # where the oldest client's second argument was the metadata
+            base_model, user_metadata = None, base_model
         fields = {"optimizer": False, "optimizer_config": _optimizer(optimizer) if optimizer else None}
         return self._from_state(path, base_model, user_metadata, weights_access_token, fields)
 
@@ -210,6 +285,41 @@ class ServiceClient:
             path, base_model, user_metadata, weights_access_token
         )
 
+    def resume_training(
+        self,
+        run_name: str,
+        base_model: str,
+        rank: int = 32,
+        seed: int | None = None,
+        user_metadata: dict[str, str] | None = None,
+    ) -> APIFuture[ResumedRun]:
+        """Go on with the run of this name where its newest checkpoint was saved, or begin it::
+
+            resumed = service.resume_training("my-run", "Qwen/Qwen3-8B").result()
+            for step in range(resumed.step, 1000):
+                ...  # forward_backward, optim_step
+                if step % 50 == 0:
+                    resumed.training_client.save_state(f"step-{step}", user_metadata={"step": str(step + 1)})
+
+        The name is kept in the run's metadata; weights and optimizer are those of the checkpoint.
+        """
+        if not run_name:
+            raise ValueError("run_name: is empty; give the run a name to find it by")
+        self._session.check()
+        metadata = {**(user_metadata or {}), RUN_NAME: run_name}
+        return spawn(self._resume(run_name, base_model, rank, seed, metadata), "resume_training")
+
+    async def resume_training_async(
+        self,
+        run_name: str,
+        base_model: str,
+        rank: int = 32,
+        seed: int | None = None,
+        user_metadata: dict[str, str] | None = None,
+    ) -> ResumedRun:
+        """`resume_training`, awaited."""
+        return await self.resume_training(run_name, base_model, rank, seed, user_metadata)
+
     # ---- sampling -------------------------------------------------------------------------------
 
     def create_sampling_client(
@@ -231,6 +341,38 @@ class ServiceClient:
     ) -> SamplingClient:
         """`create_sampling_client`, awaited."""
         return await self.create_sampling_client(model_path, base_model, retry_config, record_stability_info)
+
+    # ---- how all this is done -------------------------------------------------------------------
+
+    async def _copy(self, seq_id: int, path: str, ttl_seconds: int | None, token: str | None) -> str:
+        live = await self._session.live()
+        request = CopyWeightsRequest(
+            source_path=path, session_id=live.session_id, model_seq_id=seq_id, ttl_seconds=ttl_seconds
+        )
+        return await live.api.copy_weights(request, token)
+
+    async def _create_loss(self, seq_id: int, fn: PerDatumLossFn, input_ranks: dict[str, int]) -> LossHandle:
+        live = await self._session.live()
+        request, graph = await in_thread(trace, fn, input_ranks, live.session_id, seq_id)
+        handle = LossHandle(request.name, tuple(request.inputs), live.session_id, graph)
+        if not live.server.custom_loss_server_side:
+            return handle
+        submitted = await live.api.create_custom_loss(request)
+        made = await live.poller.wait(submitted.request_id, CREATE_LOSS)
+        return replace(handle, loss_id=made.loss_id)
+
+    async def _resume(
+        self, run_name: str, base_model: str, rank: int, seed: int | None, metadata: dict[str, str]
+    ) -> ResumedRun:
+        live = await self._session.live()
+        newest = await newest_checkpoint(live.api, run_name)
+        if newest is None:
+            client = await self.create_lora_training_client(base_model, rank, seed, user_metadata=metadata)
+        else:
+            client = await self.create_training_client_from_state_with_optimizer(
+                newest.tinker_path, base_model, metadata
+            )
+        return ResumedRun(client, newest)
 
     # ---- how runs are made ----------------------------------------------------------------------
 

@@ -16,8 +16,10 @@ from .clock import CLOCK, Clock
 from .config import PROTOCOL_VERSION, ClientConfig
 from .connection import Connection
 from .errors import APIStatusError, TinkerError
+from .futures import APIFuture, spawn
 from .gate import BytesBudget, SampleGate, gate_for
 from .loop import background
+from .observe import Observer
 from .polling import Poller
 from .replies import CreateSessionReply, ServerConfig
 from .telemetry import Telemetry
@@ -42,6 +44,7 @@ class Live:
     training_bytes: BytesBudget
     sample_bytes: BytesBudget
     telemetry: Telemetry
+    observer: Observer
 
 
 class Session:
@@ -53,7 +56,11 @@ class Session:
         user_metadata: dict[str, Any] | None = None,
         display_name: str | None = None,
         clock: Clock = CLOCK,
+        joins: str | None = None,
     ) -> None:
+        self._joins = joins  # somebody else's session, to share in
+        self.observer = Observer(clock)
+        self.telemetry = Telemetry(config.telemetry, clock)
         self.connection = Connection(config, clock)
         self.config = config
         self.clock = clock
@@ -69,6 +76,7 @@ class Session:
         # next() on a count is atomic: ids may be taken from any thread.
         self.model_seq_ids = itertools.count()
         self.sampling_seq_ids = itertools.count()
+        self.loss_seq_ids = itertools.count()
 
     def check(self) -> None:
         """Refuse to be used when closed, or in a forked child."""
@@ -77,30 +85,49 @@ class Session:
     async def live(self) -> Live:
         """The open session. A start that failed is tried anew by the next caller."""
         self.check()
+        if self._live is not None:
+            return self._live
         async with self._starting:
             if self._live is None:
                 self._live = await self._start()
             return self._live
 
+    def get_session_id(self) -> str:
+        """The session's id; opens it if need be (blocks)."""
+        return self.opened().result()
+
+    def opened(self) -> APIFuture[str]:
+        """The session's id, once it is open."""
+
+        async def session_id() -> str:
+            return (await self.live()).session_id
+
+        return spawn(session_id(), "open the session")
+
     async def _start(self) -> Live:
         api = await self.connection.api()
         server = await api.server_config()
-        reply = await api.create_session(self._request)
-        _tell(reply)
-        telemetry = Telemetry(api, reply.session_id, self.config.telemetry, self.clock)
-        telemetry.emit("SESSION_START")
-        self._keep(telemetry.run(), "telemetry")
-        self._keep(_heartbeat(weakref.ref(self), api, reply.session_id, self.clock), "heartbeat")
+        session_id = self._joins or await self._create(api)
+        self.telemetry.open(api, session_id)
+        self._keep(self.telemetry.run(), "telemetry")
+        self._keep(_heartbeat(weakref.ref(self), api, session_id, self.clock), "heartbeat")
         return Live(
             api=api,
-            session_id=reply.session_id,
+            session_id=session_id,
             server=server,
-            poller=Poller(api, server, self.clock),
+            poller=Poller(api, server, self.clock, self.config.deadline),
             gate=gate_for(self.config),
             training_bytes=BytesBudget(server.fwdbwd_dispatch_bytes_semaphore_size),
             sample_bytes=BytesBudget(server.sample_dispatch_bytes_semaphore_size),
-            telemetry=telemetry,
+            telemetry=self.telemetry,
+            observer=self.observer,
         )
+
+    async def _create(self, api: Api) -> str:
+        reply = await api.create_session(self._request)
+        _tell(reply)
+        self.telemetry.emit("SESSION_START")
+        return reply.session_id
 
     def _keep(self, work: Any, name: str) -> None:
         """Work that runs until the connection closes. It must not hold this session."""
@@ -114,14 +141,19 @@ class Session:
         async def finish() -> None:
             if live is None:
                 return
-            live.telemetry.emit("SESSION_END")
-            try:
-                await live.api.finish_session(live.session_id, status, detail)
-            except TinkerError as error:  # the service will see the heartbeats stop
-                _log.info("session %s ended without the service hearing of it: %s", live.session_id, error)
+            if self._joins is None:  # a shared session is ended by whoever opened it
+                live.telemetry.emit("SESSION_END")
+                await _finish(live, status, detail)
             await live.telemetry.drain()
 
         await self.connection.close(finish)
+
+
+async def _finish(live: Live, status: Status, detail: str | None) -> None:
+    try:
+        await live.api.finish_session(live.session_id, status, detail)
+    except TinkerError as error:  # the service will see the heartbeats stop
+        _log.info("session %s ended without the service hearing of it: %s", live.session_id, error)
 
 
 async def _heartbeat(session: weakref.ref[Session], api: Api, session_id: str, clock: Clock) -> None:

@@ -26,16 +26,28 @@ DRAIN_SECONDS = 1.0  # the most a close waits for the last events
 
 
 class Telemetry:
-    """The reporter of one session. Nothing here ever delays or hides an error of the user's program."""
+    """The reporter of one session. Nothing here ever delays or hides an error of the user's program.
 
-    def __init__(self, api: Api, session_id: str, enabled: bool, clock: Clock = CLOCK) -> None:
-        self._api = api
-        self._session_id = session_id
+    Events of a session that is not open yet are kept until it is.
+    """
+
+    def __init__(self, enabled: bool, clock: Clock = CLOCK) -> None:
+        self._api: Api | None = None
+        self._session_id = ""
         self._enabled = enabled
         self._clock = clock
         self._queue: deque[dict[str, Any]] = deque(maxlen=QUEUE)
         self._index = 0
         self._lock = threading.Lock()
+
+    def open(self, api: Api, session_id: str) -> None:
+        """From now on there is somewhere to send events."""
+        self._api, self._session_id = api, session_id
+
+    def log(self, event_name: str, event_data: dict[str, Any] | None = None, severity: str = "INFO") -> bool:
+        """Note an event of your own; False if telemetry is switched off. No secrets are taken out of it."""
+        self.emit("GENERIC_EVENT", severity, event_name=event_name, event_data=event_data or {})
+        return self._enabled
 
     def emit(self, event: str, severity: str = "INFO", **fields: Any) -> None:
         """Note one event; ids and numbers only."""
@@ -81,7 +93,7 @@ class Telemetry:
 
     async def flush(self) -> None:
         """Send what there is, once; a batch that is not accepted is dropped."""
-        while self._queue:
+        while self._queue and self._api is not None:
             with self._lock:
                 batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
             try:

@@ -24,22 +24,29 @@ from tinsmith.types import (
     SaveWeightsResponse,
 )
 from tinsmith.types.checkpoint import ParsedCheckpointTinkerPath, check_checkpoint_name
+from tinsmith.types.transfer import SaveWeightsExternalRequest, SaveWeightsExternalResponse
 from tinsmith.types.validation import check_adam
 
 from .api import Api
+from .console import console_url
 from .errors import TinkerError
 from .futures import APIFuture, spawn, spawn_into
+from .loss_handle import LossHandle
 from .replies import SnapshotResult
 from .results import (
     LOAD_WEIGHTS,
     OPTIM_STEP,
+    SAVE_EXTERNAL,
     SAVE_WEIGHTS,
     SNAPSHOT,
+    pending_of,
 )
 from .retry import RetryConfig
 from .run import Run
 from .sampling_client import SamplingClient, open_sampler
 from .session import Live, Session
+from .telemetry import Telemetry
+from .tokenized import Tokenized
 from .tokenizer import load_tokenizer, tokenizer_id
 
 if TYPE_CHECKING:
@@ -52,7 +59,7 @@ _T = TypeVar("_T")
 _R = TypeVar("_R", bound=BaseModel)
 
 
-class TrainingClient:
+class TrainingClient(Tokenized):
     """A model being trained. Made by a `ServiceClient`.
 
     Every operation returns an `APIFuture` at once and is carried out in the order of the calls,
@@ -77,6 +84,15 @@ class TrainingClient:
     def model_id(self) -> ModelID:
         """The run's id."""
         return self._info.model_id
+
+    @property
+    def holder(self) -> Session:
+        """The session it belongs to."""
+        return self._session
+
+    def get_console_url(self) -> str:
+        """Where the run is to be looked at."""
+        return console_url(self._session.config, "training_runs", self.model_id)
 
     def get_info(self) -> GetInfoResponse:
         """What the run is: its base model, adapter and tokenizer."""
@@ -126,7 +142,11 @@ class TrainingClient:
         return self.forward_backward(data, loss_fn, loss_fn_config)
 
     def forward_backward_custom(
-        self, data: list[Datum], loss_fn: CustomLoss, *, loss_type_input: Literal["logprobs"] | None = None
+        self,
+        data: list[Datum],
+        loss_fn: CustomLoss | LossHandle,
+        *,
+        loss_type_input: Literal["logprobs"] | None = None,
     ) -> APIFuture[ForwardBackwardOutput]:
         """A loss of your own, in torch, of the log-probabilities of the target tokens::
 
@@ -137,17 +157,31 @@ class TrainingClient:
         It runs on a thread of its own, between a forward and a backward pass whose places in the order
         are both taken now. If it fails, the future says so and the run goes on: the backward's place
         is used up by something harmless, and an ``optim_step`` called meanwhile still happens.
+
+        A `LossHandle` from `ServiceClient.create_custom_loss` runs on the service instead, where it can.
         """
         if loss_type_input not in (None, "logprobs"):
             raise ValueError(f"loss_type_input: {loss_type_input!r} is not known; use 'logprobs'")
+        if isinstance(loss_fn, LossHandle):
+            return self._run_handle(list(data), loss_fn)
         if not callable(loss_fn):
             raise TypeError(
                 "loss_fn: a function of (data, logprobs) is needed; use forward_backward for a named one"
             )
         return self._run.run_custom(data, loss_fn)
 
+    def _run_handle(self, data: list[Datum], loss: LossHandle) -> APIFuture[ForwardBackwardOutput]:
+        loss.check(data, self._live.session_id)
+        if loss.loss_id is None:
+            return self._run.run_custom(data, loss.locally)
+        return self._run.run_pass(data, "custom", {"loss_id": loss.loss_id}, forward_only=False)
+
     async def forward_backward_custom_async(
-        self, data: list[Datum], loss_fn: CustomLoss, *, loss_type_input: Literal["logprobs"] | None = None
+        self,
+        data: list[Datum],
+        loss_fn: CustomLoss | LossHandle,
+        *,
+        loss_type_input: Literal["logprobs"] | None = None,
     ) -> APIFuture[ForwardBackwardOutput]:
         """`forward_backward_custom`, for ``await``."""
         return self.forward_backward_custom(data, loss_fn, loss_type_input=loss_type_input)
@@ -244,6 +278,34 @@ class TrainingClient:
         """`save_weights_for_sampler`, for ``await``."""
         return self.save_weights_for_sampler(name, ttl_seconds, user_metadata)
 
+    def save_weights_external(
+        self, name: str, ttl_seconds: int | None = None, age_encryption_recipients: list[str] | None = None
+    ) -> APIFuture[SaveWeightsExternalResponse]:
+        """Save the adapter to be fetched file by file, in PEFT's layout; `download_checkpoint` fetches it.
+
+        With ``age_encryption_recipients`` (public keys of age) only their owners can read the files.
+        """
+        fields = {
+            "path": check_checkpoint_name(name),
+            "ttl_seconds": ttl_seconds,
+            "age_encryption_recipients": age_encryption_recipients,
+        }
+        return self._run.operate(SaveWeightsExternalRequest, fields, Api.save_weights_external, SAVE_EXTERNAL)
+
+    async def save_weights_external_async(
+        self, name: str, ttl_seconds: int | None = None, age_encryption_recipients: list[str] | None = None
+    ) -> APIFuture[SaveWeightsExternalResponse]:
+        """`save_weights_external`, for ``await``."""
+        return self.save_weights_external(name, ttl_seconds, age_encryption_recipients)
+
+    def unload(self) -> APIFuture[None]:
+        """End the run and free what it takes on the service; its checkpoints stay."""
+        return self._run.unload()
+
+    async def unload_async(self) -> APIFuture[None]:
+        """`unload`, for ``await``."""
+        return self.unload()
+
     # ---- samplers -------------------------------------------------------------------------------
 
     def save_weights_and_get_sampling_client(
@@ -273,6 +335,12 @@ class TrainingClient:
             name, retry_config, record_stability_info, kind
         )
 
+    def save_weights_and_get_sampling_client_submit(
+        self, retry_config: RetryConfig | None = None
+    ) -> BackcompatSamplingClientFuture:
+        """`save_weights_and_get_sampling_client`, under the name it once had."""
+        return self.save_weights_and_get_sampling_client(None, retry_config)
+
     def create_sampling_client(
         self, model_path: str, retry_config: RetryConfig | None = None, record_stability_info: bool = False
     ) -> BackcompatSamplingClientFuture:
@@ -284,6 +352,17 @@ class TrainingClient:
     ) -> SamplingClient:
         """`create_sampling_client`, awaited."""
         return await self.create_sampling_client(model_path, retry_config, record_stability_info)
+
+    # ---- what it tells --------------------------------------------------------------------------
+
+    def on_queue_state_change(self, queue_state: str, queue_state_reason: str | None = None) -> None:
+        """Note that the service keeps the run waiting; told in the log at most once a minute."""
+        state = {"queue_state": str(queue_state).lower(), "queue_state_reason": queue_state_reason}
+        self._run.watch.saw(pending_of(state))
+
+    def get_telemetry(self) -> Telemetry:
+        """The session's telemetry, for events of your own."""
+        return self._session.telemetry
 
     # ---- shared ---------------------------------------------------------------------------------
 
@@ -303,8 +382,7 @@ class TrainingClient:
             raise TinkerError(f"the service took a snapshot of {self.model_id} but gave no sampler for it")
         return SamplingClient(
             self._session,
-            self._live,
-            result.sampling_session_id,
+            sampling_session_id=result.sampling_session_id,
             base_model=self._base_model,
             tokenizer=self._info.model_data.tokenizer_id,
             retry_config=retry_config,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -15,10 +16,19 @@ from .errors import APIConnectionError, APITimeoutError, ClientClosedError
 if TYPE_CHECKING:
     import httpx
 
-Pool = Literal["session", "sample", "train", "retrieve", "telemetry"]
+Pool = Literal["session", "sample", "train", "retrieve", "poll", "stream", "download", "telemetry"]
 
 # Connections of its own for each purpose, so that a thousand waiting polls never delay a heartbeat.
-POOL_SIZES: dict[Pool, int] = {"session": 20, "sample": 400, "train": 60, "retrieve": 600, "telemetry": 1}
+POOL_SIZES: dict[Pool, int] = {
+    "session": 20,
+    "sample": 400,
+    "train": 60,
+    "retrieve": 600,
+    "poll": 200,
+    "stream": 400,
+    "download": 20,
+    "telemetry": 1,
+}
 
 SHARD_SIZE = 20
 
@@ -39,6 +49,28 @@ class Response:
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
+class StreamedResponse(Protocol):
+    """An answer whose body is still to come."""
+
+    @property
+    def status_code(self) -> int:
+        """The HTTP status."""
+        ...
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Whatever their case."""
+        ...
+
+    def aiter_bytes(self) -> AsyncIterator[bytes]:
+        """The body as it arrives."""
+        ...
+
+    async def aread(self) -> bytes:
+        """The whole body."""
+        ...
+
+
 class Transport(Protocol):
     """What carries requests. Raises APIConnectionError or APITimeoutError; an error status is an answer."""
 
@@ -51,8 +83,22 @@ class Transport(Protocol):
         headers: Mapping[str, str],
         timeout: float,
         pool: Pool,
+        follow_redirects: bool = True,
     ) -> Response:
-        """One exchange; ``path`` starts with a slash and has its query."""
+        """One exchange; ``path`` starts with a slash and has its query, or is a whole address."""
+        ...
+
+    def stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        timeout: float,
+        pool: Pool,
+    ) -> AbstractAsyncContextManager[StreamedResponse]:
+        """One exchange whose answer is read piece by piece; ``timeout`` is for each piece."""
         ...
 
     async def aclose(self) -> None:
@@ -90,35 +136,71 @@ class HttpxTransport:
         headers: Mapping[str, str],
         timeout: float,
         pool: Pool,
+        follow_redirects: bool = True,
     ) -> Response:
         """One exchange."""
+        async with self._exchange(method, path, timeout, pool) as (client, phases):
+            # In-process there is no socket to time out, so the whole exchange is bounded instead.
+            async with asyncio.timeout(timeout if self._app is not None else None):
+                answer = await client.request(
+                    method,
+                    self._address(path),
+                    content=body,
+                    headers=dict(headers),
+                    timeout=phases,
+                    follow_redirects=follow_redirects,
+                )
+        return Response(answer.status_code, {k.lower(): v for k, v in answer.headers.items()}, answer.content)
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        timeout: float,
+        pool: Pool,
+    ) -> AsyncIterator[StreamedResponse]:
+        """One exchange whose answer is read piece by piece."""
+        async with (
+            self._exchange(method, path, timeout, pool) as (client, phases),
+            client.stream(
+                method, self._address(path), content=body, headers=dict(headers), timeout=phases
+            ) as answer,
+        ):
+            yield answer
+
+    @asynccontextmanager
+    async def _exchange(
+        self, method: str, path: str, timeout: float, pool: Pool
+    ) -> AsyncIterator[tuple[httpx.AsyncClient, httpx.Timeout]]:
+        """A client for the time of one exchange; what goes wrong with it becomes one of our errors."""
         import httpx
 
         what = f"{method} {path.partition('?')[0]}"
         self._check_open()
-        phases = httpx.Timeout(timeout, connect=self._connect_timeout, pool=None)
         shard = self._shard(pool)
         shard.busy += 1
         try:
-            # In-process there is no socket to time out, so the whole exchange is bounded instead.
-            async with asyncio.timeout(timeout if self._app is not None else None):
-                answer = await shard.client.request(
-                    method, self._base_url + path, content=body, headers=dict(headers), timeout=phases
-                )
+            yield shard.client, httpx.Timeout(timeout, connect=self._connect_timeout, pool=None)
         except (httpx.TimeoutException, TimeoutError) as error:
-            raise APITimeoutError(
-                f"{what} at {self._shown_url} got no answer in {timeout:.0f} s", what
-            ) from error
+            said = f"{what} at {self._shown_url} got no answer in {timeout:.0f} s"
+            raise APITimeoutError(what, said) from error
         except httpx.RequestError as error:
             self._check_open()
             reason = str(error) or type(error).__name__
-            raise APIConnectionError(f"{what}: no connection to {self._shown_url}: {reason}", what) from error
+            said = f"{what}: no connection to {self._shown_url}: {reason}"
+            raise APIConnectionError(what, said) from error
         except RuntimeError:
             self._check_open()  # httpx's word for a client closed under a request
             raise
         finally:
             shard.busy -= 1
-        return Response(answer.status_code, {k.lower(): v for k, v in answer.headers.items()}, answer.content)
+
+    def _address(self, path: str) -> str:
+        return self._base_url + path if path.startswith("/") else path
 
     async def aclose(self) -> None:
         """Close every connection."""
@@ -147,7 +229,9 @@ class HttpxTransport:
         import httpx
 
         if self._app is not None:
-            wire = httpx.ASGITransport(self._app, raise_app_exceptions=False)
+            from .in_process import InProcess
+
+            wire = InProcess(self._app)
             return httpx.AsyncClient(transport=wire, headers={"accept-encoding": "identity"})
         if self._tls is None:
             self._tls = httpx.create_ssl_context()  # costly to make, so the pools share one

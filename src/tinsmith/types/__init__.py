@@ -1,4 +1,10 @@
-"""The nouns both halves share. No I/O, no torch."""
+"""The nouns both halves share. No I/O, no torch.
+
+Names that only code written for the official package uses are loaded from `official_names` on first use.
+"""
+
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING, Any
 
 from .base import Params, Reply, Request
 from .checkpoint import (
@@ -146,3 +152,14 @@ __all__ = [
     "UserError",
     "WeightsInfoResponse",
 ]
+
+if TYPE_CHECKING:
+    from .official_names import *  # noqa: F403
+
+
+def __getattr__(name: str) -> Any:
+    if not name.startswith("_"):
+        others = _import_module("tinsmith.types.official_names")
+        if name in others.__all__:
+            return getattr(others, name)
+    raise AttributeError(f"module 'tinsmith.types' has no attribute {name!r}")

@@ -16,6 +16,14 @@ class AuthTokenResponse(Reply):
     jwt: str
 
 
+class WhoamiResponse(Reply):
+    """Who a key belongs to."""
+
+    user_urn: str
+    org_urn: str
+    email: str | None = None
+
+
 class OrganizationDetails(Reply):
     """Where a key belongs."""
 

@@ -109,6 +109,13 @@ class CheckpointsListResponse(Reply):
     cursor: Cursor | None = None
 
 
+class CheckpointArchiveUrlResponse(Reply):
+    """Where a checkpoint's files are to be had as one tar.gz, until ``expires``."""
+
+    url: str
+    expires: datetime
+
+
 class WeightsInfoResponse(Reply):
     """What is needed to make a run that can load a checkpoint."""
 

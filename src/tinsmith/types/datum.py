@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +90,29 @@ class Datum:
         set_(self, "loss_fn_inputs", inputs)
         set_(self, "model_input_spans", None if model_input_spans is None else tuple(model_input_spans))
         set_(self, "loss_fn_input_spans", None if loss_fn_input_spans is None else tuple(loss_fn_input_spans))
+
+    def with_provenance(
+        self, model_input: Iterable[ProvenanceSpan], loss_fn_inputs: Iterable[ProvenanceSpan]
+    ) -> Datum:
+        """This datum, saying of which recorded sequences its tokens are.
+
+        The spans of each side follow on each other and cover it: the input's tokens, and the targets.
+        """
+        inputs, targets = tuple(model_input), tuple(loss_fn_inputs)
+        _check_cover("model_input", inputs, self.model_input.length)
+        tokens = self.loss_fn_inputs.get("target_tokens")
+        if tokens is not None and tokens.shape is not None and len(tokens.shape) == 1:
+            _check_cover("loss_fn_inputs", targets, tokens.shape[0])
+        return Datum(self.model_input, self.loss_fn_inputs, inputs, targets)
+
+
+def _check_cover(field: str, spans: tuple[ProvenanceSpan, ...], length: int) -> None:
+    for span in spans:
+        if not isinstance(span, _Span):
+            raise TypeError(f"{field}: provenance spans are needed, not {type(span).__name__}")
+    covered = sum(span.length for span in spans)
+    if covered != length:
+        raise ValueError(f"{field}: the spans cover {covered} tokens, not the {length} there are")
 
 
 def as_tensor_data(key: str, value: LossInput) -> TensorData:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -41,7 +41,7 @@ class StatusQuery(Request):
 class FinishedQuery(Request):
     """Sessions whose client said it was done, and how."""
 
-    type: Literal["client_finished"]
+    type: Literal["client_finished"] = "client_finished"
     reasons: list[FinishKind] | None = Field(None, min_length=1)
 
 
@@ -102,7 +102,18 @@ class SessionFinished(Reply):
     detail: str | None = None
 
 
-SessionStatus = Annotated[SessionActive | SessionCancelled | SessionFinished, Field(discriminator="type")]
+class SessionFailed(Reply):
+    """It failed. Sessions of our own service do not; those of others may."""
+
+    type: Literal["failed"] = "failed"
+    category: str | None = None
+    reason: dict[str, Any] | None = None
+    message: str | None = None
+
+
+SessionStatus = Annotated[
+    SessionActive | SessionCancelled | SessionFailed | SessionFinished, Field(discriminator="type")
+]
 
 
 class SessionSummary(Reply):

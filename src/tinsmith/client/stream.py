@@ -1,0 +1,213 @@
+"""Samples token by token: a stream that is read once, from a loop or without one, and ends when closed."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from tinsmith.types import SampleJob, StopReason
+from tinsmith.wire import json as wire_json
+from tinsmith.wire import sse
+
+from . import endpoints as to
+from .errors import (
+    APIResponseValidationError,
+    RequestFailedError,
+    StreamConsumedError,
+    StreamingUnsupportedError,
+    status_error,
+)
+from .futures import APIFuture, spawn
+from .loop import BackgroundLoop, background
+from .transport import Response
+
+if TYPE_CHECKING:
+    from .sampler import Sampler
+
+_AHEAD = 256  # tokens read before anybody took them; then the service has to wait
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedToken:
+    """One token as it was decoded. ``stop_reason`` is set on the last one of each sequence."""
+
+    token_id: int
+    logprob: float | None
+    sequence: int = 0
+    stop_reason: StopReason | None = None
+
+
+class TokenStream:
+    """The tokens of one `SamplingClient.stream`. Iterate over it once, with ``for`` or ``async for``.
+
+    Leaving it early (``break``, an error, ``close()``) ends the sampling on the service too. It is a
+    context manager, so that this happens at once and not when the stream is collected.
+    """
+
+    def __init__(self, tokens: AsyncGenerator[list[StreamedToken], None]) -> None:
+        self._loop = background()
+        self._feed = _Feed()
+        self._taken = False
+        self._work = spawn(_fill(tokens, self._feed), "stream a sample")
+        self._stop = weakref.finalize(self, _cancel, self._loop, self._work)
+        self._stop.atexit = False
+
+    def __iter__(self) -> Iterator[StreamedToken]:
+        self._take()
+        try:
+            while tokens := spawn(self._feed.take(), "next tokens").result():
+                yield from tokens
+            self._work.result()
+        finally:
+            self.close()
+
+    def __aiter__(self) -> AsyncIterator[StreamedToken]:
+        self._take()
+        return self._each()
+
+    async def _each(self) -> AsyncIterator[StreamedToken]:
+        try:
+            while tokens := await spawn(self._feed.take(), "next tokens"):
+                for token in tokens:
+                    yield token
+            await self._work
+        finally:
+            self.close()
+
+    def _take(self) -> None:
+        if self._taken:
+            raise StreamConsumedError("this stream was read already; ask for a new one")
+        self._taken = True
+
+    def close(self) -> None:
+        """End the stream; tokens not yet taken are lost. It does not wait and may be called again."""
+        self._taken = True
+        self._stop()
+
+    async def aclose(self) -> None:
+        """`close`, for ``contextlib.aclosing``."""
+        self.close()
+
+    def __enter__(self) -> TokenStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> TokenStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Feed:
+    """Tokens on their way to whoever reads. Used on the background loop only."""
+
+    def __init__(self) -> None:
+        self._tokens: deque[StreamedToken] = deque()
+        self._changed = asyncio.Condition()
+        self._ended = False
+
+    async def put(self, tokens: list[StreamedToken]) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: len(self._tokens) < _AHEAD)
+            self._tokens.extend(tokens)
+            self._changed.notify_all()
+
+    async def end(self) -> None:
+        async with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    async def take(self) -> list[StreamedToken]:
+        """All there are, once there are some; nothing at the end."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._tokens or self._ended)
+            tokens = list(self._tokens)
+            self._tokens.clear()
+            self._changed.notify_all()
+            return tokens
+
+
+async def _fill(tokens: AsyncGenerator[list[StreamedToken], None], feed: _Feed) -> None:
+    try:
+        async with aclosing(tokens):
+            async for some in tokens:
+                await feed.put(some)
+    finally:
+        await feed.end()
+
+
+def _cancel(loop: BackgroundLoop, work: APIFuture[Any]) -> None:
+    try:
+        loop.check()
+    except RuntimeError:  # a forked child must leave its parent's stream alone
+        return
+    work.cancel()
+
+
+# ---- over HTTP ----------------------------------------------------------------------------------------
+
+
+async def produce(sampler: Sampler, job: SampleJob, number: int) -> AsyncGenerator[list[StreamedToken], None]:
+    """The tokens of a job, from the service's events. One that breaks is an error, and is not repeated."""
+    live = await sampler.session.live()
+    if not live.server.sample_stream:
+        raise StreamingUnsupportedError(f"{live.api.config.place} does not stream samples; use sample()")
+    body = await sampler.body(live, job, number)
+    with live.telemetry.noting_errors(), live.observer.operation("stream", sampler=sampler.id):
+        async with live.gate.slot(), live.api.stream(to.STREAM, body) as answer:
+            if answer.status_code != 200:
+                raise await _refusal(answer)
+            decoder, ended = sse.Decoder(), False
+            async for piece in answer.aiter_bytes():
+                for event in decoder.feed(piece):
+                    if event.event == "done":
+                        ended = True
+                    elif event.event == "error":
+                        raise _failure(event)
+                    elif event.event == "tokens":
+                        yield _tokens(event)
+            if not ended:
+                raise RequestFailedError("the stream broke off before its end", "", "server")
+
+
+def _tokens(event: sse.Event) -> list[StreamedToken]:
+    value = wire_json.loads(event.data.encode())
+    try:
+        sequence, reason = value["sequence"], value.get("stop_reason")
+        ids, logprobs = value["tokens"], value["logprobs"]
+        last = len(ids) - 1
+        return [
+            StreamedToken(token, logprob, sequence, reason if at == last else None)
+            for at, (token, logprob) in enumerate(zip(ids, logprobs, strict=True))
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        response = Response(200, {}, event.data.encode())
+        raise APIResponseValidationError(
+            response, event.data, "an event of the stream cannot be read"
+        ) from error
+
+
+def _failure(event: sse.Event) -> RequestFailedError:
+    value = wire_json.loads(event.data.encode())
+    return RequestFailedError(
+        f"the stream failed: {value['error']}", event.id, value.get("category", "unknown")
+    )
+
+
+async def _refusal(answer: Any) -> Exception:
+    headers = {name.lower(): value for name, value in answer.headers.items()}
+    response = Response(answer.status_code, headers, await answer.aread())
+    return status_error(f"POST /api/v1/{to.STREAM.path}", response)
