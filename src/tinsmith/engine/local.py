@@ -55,6 +55,23 @@ class Limits:
     packed_bytes: int = 4 * 2**30  # of weights of a model laid out a second time, which quickens decoding
     threads: int | None = None  # of torch; None leaves torch's own choice
 
+    @classmethod
+    def on(cls, device: torch.device) -> Limits:
+        """What suits a device: a GPU is kept busy by large steps only, and half of what is free on it is room
+        for activations."""
+        if device.type != "cuda":
+            return cls()
+        free, _ = torch.cuda.mem_get_info(device)
+        return cls(
+            train_tokens=16384,
+            train_bytes=free // 2,
+            prefill_tokens=8192,
+            prefill_tokens_beside=2048,
+            sample_rows=256,
+            cache_tokens=262_144,
+            prefix_tokens=65_536,
+        )
+
 
 class LocalEngine:
     """Implements `Engine`. All state is touched by the compute thread only."""
@@ -72,7 +89,7 @@ class LocalEngine:
             raise ValueError(f"dtype: {dtype!r} is not one of {', '.join(DTYPES)}")
         self._models = dict(base_models)
         self._alpha, self._dtype, self._device = lora_alpha, DTYPES[dtype], torch.device(device)
-        self._limits = limits or Limits()
+        self._limits = limits or Limits.on(self._device)
         self._bases: dict[Path, LoadedBase] = {}
         self._adapters: dict[str, TrainingAdapter] = {}
         self._samplers: dict[str, Sampler] = {}

@@ -25,6 +25,7 @@ from .layout import Segment
 QUERIES_AT_ONCE = (
     128  # of one piece: smaller pieces skip more of the masked half, larger ones multiply faster
 )
+QUERIES_AT_ONCE_ON_GPU = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,27 @@ class _Piece:
         grad[:, self.own] += part[:, seen:]
 
 
+@dataclass(frozen=True, slots=True)
+class PlainAttention:
+    """A layout's segments, piece by piece: on any machine, in any type of floats."""
+
+    segments: Sequence[Segment]
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
+        """What every query head reads."""
+        return attend(q, k, v, self.segments, window)
+
+    def backward(
+        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, window: int | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of q, k and v."""
+        return attend_backward(grad_out, q, k, v, self.segments, window)
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor, segments: Sequence[Segment], window: int | None) -> Tensor:
     """What every query head reads: [slots, kv_heads, group, head_dim]."""
     out = q.new_empty(q.shape[1], q.shape[0], q.shape[2], q.shape[3])
-    for piece in _pieces(segments, window):
+    for piece in _pieces(q, segments, window):
         mixed = torch.bmm(_probabilities(q, k, piece), piece.gather(v))
         out[piece.queries] = mixed.view(q[:, piece.queries].shape).transpose(0, 1)
     return out
@@ -63,7 +81,7 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, shaped as they are."""
     grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    for piece in _pieces(segments, window):
+    for piece in _pieces(q, segments, window):
         p = _probabilities(q, k, piece)
         queries = q[:, piece.queries].flatten(1, 2)
         upstream = grad_out[piece.queries].transpose(0, 1).flatten(1, 2)
@@ -98,11 +116,12 @@ def _mask(length: int, keys: int, window: int | None, dtype: torch.dtype, device
     return torch.where(seen, 0.0, -torch.inf).to(dtype)
 
 
-def _pieces(segments: Sequence[Segment], window: int | None) -> Iterator[_Piece]:
+def _pieces(q: Tensor, segments: Sequence[Segment], window: int | None) -> Iterator[_Piece]:
+    at_once = QUERIES_AT_ONCE_ON_GPU if q.is_cuda else QUERIES_AT_ONCE
     for segment in segments:
         before = segment.prefix.stop - segment.prefix.start
-        for start in range(segment.start, segment.stop, QUERIES_AT_ONCE):
-            stop = min(start + QUERIES_AT_ONCE, segment.stop)
+        for start in range(segment.start, segment.stop, at_once):
+            stop = min(start + at_once, segment.stop)
             hidden = 0  # keys at the beginning that even the first query no longer sees
             if window is not None:
                 hidden = max(0, before + start - segment.start + 1 - window)

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .adapters import Adapters
-from .attention import attend, attend_backward
+from .attention import PlainAttention
+from .flash import FlashAttention, available
 from .layout import Layout
 from .model import Block, Decoder
 
@@ -30,7 +31,12 @@ class BlockPass:
     """The blocks of one decoder over one layout and one set of adapters."""
 
     def __init__(self, decoder: Decoder, layout: Layout, adapters: Adapters) -> None:
-        self._decoder, self._layout, self._adapters = decoder, layout, adapters
+        self._decoder, self._adapters = decoder, adapters
+        self._attention = (
+            FlashAttention(layout.segments, decoder.embedding.device)
+            if available(decoder.embedding, decoder.head_dim)
+            else PlainAttention(layout.segments)
+        )
         cos, sin = (t[:, None].to(decoder.embedding.dtype) for t in decoder.rotations(layout.positions))
         self._cos, self._sin = cos, sin
 
@@ -38,7 +44,7 @@ class BlockPass:
         """The residual stream after the block."""
         decoder, adapters = self._decoder, self._adapters
         qkv, z_qkv = adapters.forward(block.qkv, rms_norm(x, block.attention_norm, decoder.eps))
-        mixed = attend(*self._heads(block, qkv), self._layout.segments, block.window).flatten(1)
+        mixed = self._attention.forward(*self._heads(block, qkv), block.window).flatten(1)
         middle, z_out = adapters.forward(block.out, mixed)
         middle += x
         gate_up, z_gate_up = adapters.forward(block.gate_up, rms_norm(middle, block.mlp_norm, decoder.eps))
@@ -93,7 +99,7 @@ class BlockPass:
         kv, group = decoder.kv_heads, decoder.heads // decoder.kv_heads
         q, k, v = self._heads(block, qkv)
         upstream = grad_mixed.view(len(qkv), kv, group, decoder.head_dim)
-        grad_q, grad_k, grad_v = attend_backward(upstream, q, k, v, self._layout.segments, block.window)
+        grad_q, grad_k, grad_v = self._attention.backward(upstream, q, k, v, block.window)
         grad_qkv = torch.empty_like(qkv)
         into_q, into_k, into_v = self._split(block, grad_qkv)
         # A rotation's transpose turns the other way.

@@ -22,6 +22,7 @@ from .layout import Segment
 from .model import Decoder
 
 LOGITS_AT_ONCE = 2**25  # floats: 128 MiB
+LOGITS_AT_ONCE_ON_GPU = 2**28
 _IN_CACHE = 2**20  # floats
 
 # Given the number of a row of data and its log-probabilities [length, K]: d loss / d logprobs.
@@ -57,7 +58,8 @@ class HeadPass:
         self, decoder: Decoder, segments: Sequence[Segment], spans: Sequence[Span], data: Sequence[Targets]
     ) -> None:
         self._decoder, self._data = decoder, data
-        self._rows_at_once = max(MIN_ROWS, LOGITS_AT_ONCE // len(decoder.head.weight))
+        logits = LOGITS_AT_ONCE_ON_GPU if decoder.head.weight.is_cuda else LOGITS_AT_ONCE
+        self._rows_at_once = max(MIN_ROWS, logits // len(decoder.head.weight))
         # All (slot, target) pairs by slot, and where those of each row of data went.
         slots = torch.cat([row.slots[:, None].expand_as(row.tokens).flatten() for row in data])
         order = torch.argsort(slots, stable=True)
@@ -189,8 +191,8 @@ def _pieces(segments: Sequence[Segment], slots: slice, size: int) -> Iterator[tu
 
 
 def _blocks(values: Tensor) -> Iterator[slice]:
-    """Rows few enough to stay in cache from one element-wise step to the next."""
-    size = max(1, _IN_CACHE // values.shape[1])
+    """Rows few enough to stay in a CPU's cache from one element-wise step to the next."""
+    size = len(values) if values.is_cuda else max(1, _IN_CACHE // values.shape[1])
     for start in range(0, len(values), size):
         yield slice(start, start + size)
 
