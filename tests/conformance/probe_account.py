@@ -78,7 +78,8 @@ def get_billing_usage(world: World, it: Any, call: Call) -> None:
     settled(sampler.sample(prompt(), 1, types.SamplingParams(max_tokens=3, stop=[])))
     hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
     usage = call(hour - timedelta(hours=1), hour + timedelta(hours=1)).data
-    mine = [event for event in usage if event.session_id == world.session_id()]
+    session_id = world.session_id()
+    mine = [event for event in usage if event.session_id == session_id]
     counted = {event.event_info.type: event.event_info for event in mine}
     assert counted["training"].token_count >= 7
     assert counted["sampling_sample"].token_count >= 3
