@@ -113,6 +113,31 @@ def test_no_address_leads_out_of_the_checkpoint(serve: Serve, name: str) -> None
     asyncio.run(main())
 
 
+def test_lists_spare_old_sdks_a_type_they_cannot_read(serve: Serve) -> None:
+    """Official SDKs before 0.28 refuse a whole list with one export in it."""
+
+    async def main() -> None:
+        async with serve() as api:
+            run = await api.run(await api.session())
+            await api.do("save_weights", model_id=run, path="w", seq_id=1)
+            await api.do("save_weights_external", model_id=run, path="out", seq_id=2)
+            for version, types in {
+                "0.4.1": ["training"],
+                "0.27.0": ["training"],
+                "0.28.0": ["external", "training"],
+                "1.0": ["external", "training"],
+                "not a version": ["external", "training"],
+                None: ["external", "training"],
+            }.items():
+                headers = {} if version is None else {"X-Stainless-Package-Version": version}
+                for path in (f"training_runs/{run}/checkpoints", "checkpoints"):
+                    answer = (await api.http.get(path, headers=headers)).json()
+                    assert sorted(each["checkpoint_type"] for each in answer["checkpoints"]) == types
+                    assert answer.get("cursor", {"total_count": len(types)})["total_count"] == len(types)
+
+    asyncio.run(main())
+
+
 def test_an_export_gives_one_address_a_file(serve: Serve) -> None:
     async def main() -> None:
         async with serve() as api:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +11,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from tinsmith.service import Service
+from tinsmith.types.checkpoint import CHECKPOINT_TYPES, CheckpointType
 from tinsmith.wire import compression, json, protobuf
 
 from .auth import Caller
 
 _PATIENCE = 30.0  # seconds a body may take, and so many more as it has bytes at the slowest speed:
 _BYTES_PER_SECOND = 16 * 2**10
+_SDK_VERSION = re.compile(r"(\d{1,9})\.(\d{1,9})")
+_FIRST_SDK_WITH_EXPORTS = (0, 28)
 
 
 class Malformed(Exception):
@@ -60,6 +64,17 @@ class Call:
     def accepts_protobuf(self) -> bool:
         """Whether results may be written as protobuf."""
         return protobuf.CONTENT_TYPE in self.http.headers.get("accept", "")
+
+    @property
+    def checkpoint_types(self) -> tuple[CheckpointType, ...]:
+        """The types of checkpoints this client can read about.
+
+        Official SDKs before 0.28 refuse a whole list with one export in it, and nothing else in their
+        requests tells them from later ones.
+        """
+        stated = _SDK_VERSION.match(self.http.headers.get("x-stainless-package-version", ""))
+        old = stated is not None and (int(stated[1]), int(stated[2])) < _FIRST_SDK_WITH_EXPORTS
+        return ("training", "sampler") if old else CHECKPOINT_TYPES
 
     @property
     def sent_protobuf(self) -> bool:

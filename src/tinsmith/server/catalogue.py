@@ -28,14 +28,14 @@ async def get_run(call: Call) -> Response:
 async def list_run_checkpoints(call: Call) -> Response:
     """All checkpoints of a run."""
     run = await call.service.run_listing.get(call.owner, call.path["run_id"])
-    saved = await call.service.checkpoints.of_run(run.training_run_id)
+    saved = await call.service.checkpoints.of_run(run.training_run_id, call.checkpoint_types)
     return reply(CheckpointsListResponse(checkpoints=saved))
 
 
 async def list_user_checkpoints(call: Call) -> Response:
     """A page of all checkpoints, newest first."""
     limit, offset = call.query.limit, call.query.offset
-    saved, total = await call.service.checkpoints.of_user(call.owner, limit, offset)
+    saved, total = await call.service.checkpoints.of_user(call.owner, limit, offset, call.checkpoint_types)
     cursor = Cursor(offset=offset, limit=limit, total_count=total)
     return reply(CheckpointsListResponse(checkpoints=saved, cursor=cursor))
 

@@ -20,6 +20,7 @@ from tinsmith.types import (
     UserError,
     WeightsInfoResponse,
 )
+from tinsmith.types.checkpoint import CHECKPOINT_TYPES, CheckpointType
 
 from . import audit, usage
 
@@ -90,16 +91,19 @@ class Checkpoints:
         """Where a checkpoint's files lie."""
         return self._blobs.path(row.blob)
 
-    async def of_run(self, run_id: str) -> list[Checkpoint]:
-        """Checkpoints of one run, oldest first."""
-        query = (
-            sa.select(_table).where(_table.c.run_id == run_id, _not_expired()).order_by(_table.c.created_at)
-        )
+    async def of_run(
+        self, run_id: str, types: Sequence[CheckpointType] = CHECKPOINT_TYPES
+    ) -> list[Checkpoint]:
+        """Checkpoints of one run of these types, oldest first."""
+        its = sa.and_(_table.c.run_id == run_id, _table.c.checkpoint_type.in_(types), _not_expired())
+        query = sa.select(_table).where(its).order_by(_table.c.created_at)
         return [as_checkpoint(row) for row in await self._rows(query)]
 
-    async def of_user(self, owner: str, limit: int, offset: int) -> tuple[list[Checkpoint], int]:
-        """A page of a user's checkpoints, newest first, and how many there are in all."""
-        mine = sa.and_(_table.c.owner == owner, _not_expired())
+    async def of_user(
+        self, owner: str, limit: int, offset: int, types: Sequence[CheckpointType] = CHECKPOINT_TYPES
+    ) -> tuple[list[Checkpoint], int]:
+        """A page of a user's checkpoints of these types, newest first, and how many there are in all."""
+        mine = sa.and_(_table.c.owner == owner, _table.c.checkpoint_type.in_(types), _not_expired())
         query = sa.select(_table).where(mine).order_by(_table.c.created_at.desc()).limit(limit).offset(offset)
         count = sa.select(sa.func.count()).select_from(_table).where(mine)
         total = await self._database.read(lambda connection: connection.scalar(count))

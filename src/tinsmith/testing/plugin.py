@@ -18,7 +18,9 @@ def tinsmith_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servi
     """One service for the whole test session; its ``url`` is what clients need."""
     from .process import ServiceProcess
 
-    with ServiceProcess(tmp_path_factory.mktemp("tinsmith")) as service:
+    # Tests leave more runs behind than people do, and the service lives as long as all of them.
+    unlimited = {"TINSMITH_QUOTA_LIVE_RUNS": "1000000"}
+    with ServiceProcess(tmp_path_factory.mktemp("tinsmith"), environment=unlimited) as service:
         yield service
 
 

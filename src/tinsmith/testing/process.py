@@ -10,9 +10,9 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
 _LISTENING = re.compile(r" at (http://\S+)$")
 
@@ -30,8 +30,10 @@ class ServiceProcess:
         models: Sequence[str] = ("tiny-llama",),
         options: Sequence[str] = (),
         start_within: float = 120.0,
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.data_dir, self._models, self._options = data_dir, tuple(models), tuple(options)
+        self._environment = {"PYTHONUNBUFFERED": "1", **environment}
         self._start_within = start_within
         self._process: subprocess.Popen[str] | None = None
         self._output: deque[str] = deque(maxlen=200)
@@ -51,7 +53,7 @@ class ServiceProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            env=os.environ | self._environment,
         )
         threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
         if not self._listening.wait(self._start_within) or self._process.poll() is not None:

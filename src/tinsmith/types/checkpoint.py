@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from .base import Params, Reply
 
 CheckpointType = Literal["training", "sampler", "external"]
+CHECKPOINT_TYPES: tuple[CheckpointType, ...] = get_args(CheckpointType)
 
 # The middle segment of a path, and what kind of checkpoint it means.
 PATH_KINDS: dict[str, CheckpointType] = {
