@@ -1,4 +1,4 @@
-"""Places where a test can make the program fail. The environment arms them; otherwise they are nothing.
+"""Places where a test can make the program fail. `arm` or the environment arms them; else they are nothing.
 
 TINSMITH_FAILPOINTS="snapshot.entered=crash@2, journal.commit=eio@1+" kills the process when it is at
 `snapshot.entered` for the second time, and fails every commit as a broken disk does. Without `@`: the
@@ -11,6 +11,8 @@ import errno
 import os
 import signal
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 # Where they are: after each write on the way of an operation, a checkpoint and a snapshot.
 POINTS = frozenset(
@@ -22,6 +24,7 @@ POINTS = frozenset(
         "adapter.optimizer",
         "adapter.gradients",
         "adapter.synced",
+        "blob.stage",  # an empty folder aside
         "blob.publish",  # written aside, not in its place
         "blob.replacing",  # what was there is away, what shall be there is not yet
         "blob.published",
@@ -47,22 +50,42 @@ def _parse(text: str) -> dict[str, tuple[str, range]]:
     return armed
 
 
-_ARMED = _parse(os.environ.get("TINSMITH_FAILPOINTS", ""))
-_reached: Counter[str] = Counter()
-
-
-def _reach(name: str) -> None:
-    _reached[name] += 1
-    action, when = _ARMED.get(name, ("", range(0)))
-    if _reached[name] not in when:
-        return
-    if action == "crash":
-        os.kill(os.getpid(), signal.SIGKILL)
-    raise OSError(_ERRORS[action], f"failpoint {name}")
-
-
 def _pass(name: str) -> None:
     """Nothing is armed."""
 
 
-reach = _reach if _ARMED else _pass
+reach: Callable[[str], None] = _pass
+reached: Counter[str] = Counter()  # how often each was, since they were armed
+
+
+def arm(text: str) -> None:
+    """From now on these fail, and no others; each counts from now on."""
+    global reach
+    armed = _parse(text)
+    reached.clear()
+
+    def _reach(name: str) -> None:
+        reached[name] += 1
+        action, when = armed.get(name, ("", range(0)))
+        if reached[name] not in when:
+            return
+        if action == "crash":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise OSError(_ERRORS[action], f"{os.strerror(_ERRORS[action])} (failpoint {name})")
+
+    reach = _reach
+
+
+@contextmanager
+def armed(text: str) -> Iterator[None]:
+    """Within: these fail."""
+    global reach
+    arm(text)
+    try:
+        yield
+    finally:
+        reach = _pass
+
+
+if _from_outside := os.environ.get("TINSMITH_FAILPOINTS", ""):
+    arm(_from_outside)

@@ -82,7 +82,7 @@ def command(**given: Any) -> None:
     def announce(url: str) -> None:
         click.echo(_welcome(url, names, auth.required))
 
-    listen(app, settings.host, settings.port, announce, settings.max_connections)
+    listen(app, settings.host, settings.port, announce, service.drain, settings.max_connections)
 
 
 def _engine(settings: Settings, base_models: dict[str, BaseModel]) -> Engine:

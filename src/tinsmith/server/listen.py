@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
+import logging
 import resource
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 
 from .connection import Connection
 
+log = logging.getLogger(__name__)
+_TICK = 0.1  # seconds
 _FILES_BESIDE = 512  # open files besides connections: the database, blobs, models
 
 
 class _Server(uvicorn.Server):
-    """Says where it listens once it does, so that a port of 0 is known too."""
+    """Says where it listens once it does, so that a port of 0 is known too. Drains before it stops."""
 
     announce: Callable[[str], None]
+    drain: Callable[[], Coroutine[Any, Any, None]]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        draining = asyncio.get_running_loop().create_task(self.drain(), name="drain")
+        while not draining.done() and not self.force_exit:  # a second Ctrl-C does not wait
+            await asyncio.wait([draining], timeout=_TICK)
+        if draining.cancel():
+            await asyncio.wait([draining])
+        elif error := draining.exception():
+            log.error("what was under way could not be finished", exc_info=error)
+        await super().shutdown(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -31,9 +47,14 @@ class _Server(uvicorn.Server):
 
 
 def listen(
-    app: Starlette, host: str, port: int, announce: Callable[[str], None], most_connections: int
+    app: Starlette,
+    host: str,
+    port: int,
+    announce: Callable[[str], None],
+    drain: Callable[[], Coroutine[Any, Any, None]],
+    most_connections: int,
 ) -> None:
-    """Serve until told to stop; ``announce`` hears the URL."""
+    """Serve until told to stop; ``announce`` hears the URL. While it drains it still answers (503)."""
     config = uvicorn.Config(
         app,
         host,
@@ -46,7 +67,7 @@ def listen(
         lifespan="on",
     )
     server = _Server(config)
-    server.announce = announce
+    server.announce, server.drain = announce, drain
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn has stopped in good order, then passes Ctrl-C on
         server.run()
 

@@ -111,6 +111,11 @@ class Completions:
         if feed is not None:
             feed.add(_event(ticket.request_id, outcome.error is not None, len(outcome.body)))
 
+    def let_go(self) -> None:
+        """The service is stopping: whoever waits shall ask again, of the next one."""
+        for feed in self._feeds.values():
+            feed.changed.set()
+
     def forget_unasked(self, seconds: float) -> None:
         """Drop the feeds nobody has asked for lately."""
         before = time.monotonic() - seconds

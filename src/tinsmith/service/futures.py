@@ -152,7 +152,14 @@ class Futures:
                     await ticket.finished.wait()
             except TimeoutError:
                 return None
+            if request_id in self._open:  # let go without an answer
+                return None
         return await self._answer(request_id, owner)
+
+    def let_go(self) -> None:
+        """The service is stopping: whoever waits shall ask again, of the next one."""
+        for ticket in self._open.values():
+            ticket.finished.set()
 
     async def _answer(self, request_id: str, owner: str) -> Outcome:
         kept = self._unwritten.get(request_id) or self._recent.get(request_id)

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from tinsmith.store import Database, pack, schema, unpack
+from tinsmith.store import Database, Space, pack, schema, unpack
 
 from .futures import Futures, Outcome, Ticket
 from .kinds import KINDS
@@ -55,9 +55,10 @@ class Entry:
 class Journal:
     """The operations of all runs and samplers, in the order they were accepted."""
 
-    def __init__(self, database: Database, futures: Futures) -> None:
+    def __init__(self, database: Database, futures: Futures, space: Space) -> None:
         self._database = database
         self._futures = futures
+        self._space = space
 
     async def accept(
         self, operation: Operation, beside: Callable[[Connection], Any] | None = None
@@ -68,10 +69,12 @@ class Journal:
         """
         if await self._futures.known(operation.request_id, operation.owner):
             return None
+        encoded = KINDS[operation.kind].payload.encode(operation.payload)
+        if not KINDS[operation.kind].frees:
+            self._space.claim(len(encoded))
         ticket = self._futures.open(
             operation.request_id, operation.owner, operation.kind, operation.stream_id
         )
-        encoded = KINDS[operation.kind].payload.encode(operation.payload)
         ticket.size = len(encoded)
         row = _row(operation)
 
@@ -91,6 +94,29 @@ class Journal:
             raise
         ticket.accepted.set_result(None)
         return ticket
+
+    async def resume_at(self, stream_id: str) -> int:
+        """The seq id after the last answer that has no open operation before it.
+
+        It may be of one that is still on its way here, though a later one has arrived.
+        """
+        of_stream = _table.c.stream_id == stream_id
+        answered = sa.select(_results.c.request_id).where(_results.c.request_id == _table.c.request_id)
+        first_open = sa.select(sa.func.min(_table.c.seq_id)).where(of_stream, ~answered.exists())
+        last = sa.select(sa.func.max(_table.c.seq_id)).where(of_stream)
+
+        def query(connection: Connection) -> int:
+            upto = connection.scalar(first_open)
+            found = connection.scalar(last if upto is None else last.where(_table.c.seq_id < upto))
+            return 0 if found is None else found + 1
+
+        return await self._database.read(query)
+
+    async def refusal(self, stream_id: str, seq_id: int) -> str | None:
+        """The error an operation was answered with, if it was."""
+        ours = _table.c.stream_id == stream_id, _table.c.seq_id == seq_id
+        query = sa.select(_results.c.error).join(_table, _table.c.request_id == _results.c.request_id)
+        return await self._database.read(lambda connection: connection.scalar(query.where(*ours)))
 
     async def history(self, stream_id: str, after: int = -1) -> list[Entry]:
         """A stream's operations in seq order, with answers that are still on their way to the disk."""

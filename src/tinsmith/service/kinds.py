@@ -40,6 +40,7 @@ class Kind:
     kept: bool = False  # what was asked is looked up again later
     needs_adapter: bool = True  # of the run it is of
     reads_checkpoint: bool = False  # which may be gone when the operation would have to be repeated
+    frees: bool = False  # accepted even where there is no room for new work
     bulk_result: bool = False  # written as protobuf to a client that accepts it
 
     @property
@@ -79,7 +80,9 @@ KINDS: dict[str, Kind] = {
     "create_custom_loss": Kind(_model(CreateCustomLossRequest), _JSON, kept=True),
     "save_weights_external": Kind(_model(SaveWeightsExternalRequest), _JSON),
     "save_weights_for_sampler": Kind(_model(SaveWeightsForSamplerRequest), _JSON),
-    "unload_model": Kind(_model(UnloadModelRequest), _JSON, changes_run=True, needs_adapter=False),
+    "unload_model": Kind(
+        _model(UnloadModelRequest), _JSON, changes_run=True, needs_adapter=False, frees=True
+    ),
     "sample": Kind(_model(SampleRequest), _SAMPLE_RESULT, bulk_result=True),
 }
 

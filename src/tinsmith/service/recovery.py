@@ -52,14 +52,10 @@ class Recovery:
 
     async def _recover_run(self, row: Row[Any]) -> None:
         """Fill the run's queue. Its state comes back when the first of the queue is carried out."""
-        history = await self._journal.history(row.run_id)
-        first = next((entry.seq_id for entry in history if not entry.answered), None)
-        if first is None:  # refused seq ids leave gaps below; nobody waits for them any more
-            first = history[-1].seq_id + 1 if history else 0
+        first = await self._journal.resume_at(row.run_id)
         queue: SequencedQueue[tuple[Operation, Ticket]] = SequencedQueue(first, self._settings.gap_timeout)
-        for entry in history:
-            if entry.seq_id >= first:
-                await self._enqueue(queue, entry)
+        for entry in await self._journal.history(row.run_id, after=first - 1):
+            await self._enqueue(queue, entry)
         self._runs.begin(
             Run(
                 run_id=row.run_id,
@@ -71,7 +67,7 @@ class Recovery:
                 created_at=row.created_at,
                 queue=queue,
                 last_request_at=row.last_request_at,
-                failure=history[0].error if history else None,
+                failure=await self._journal.refusal(row.run_id, 0),
             )
         )
 

@@ -17,6 +17,7 @@ from tinsmith.types import (
     CreateModelRequest,
     LoraConfig,
     NotFound,
+    Unavailable,
     UserError,
 )
 from tinsmith.types.requests import UnloadModelRequest
@@ -79,6 +80,7 @@ class Runs:
         self._settings = settings
         self._live: dict[str, Run] = {}  # in the order they were made
         self._fewer = asyncio.Event()  # some run has ended
+        self._draining = False
 
     # -- making ----------------------------------------------------------------------------------
 
@@ -224,6 +226,8 @@ class Runs:
     async def _work(self, run: Run) -> None:
         await self._wait_for_place(run)
         while not run.closing:
+            if self._draining:
+                return
             operation, run.current = await run.queue.next()
             run.current.start()
             outcome = await self._perform(run, operation, run.current)
@@ -249,10 +253,16 @@ class Runs:
         except (EngineKilled, Unrestorable) as error:
             log.error("%s %s failed: %s", kind, operation.request_id, error)
             outcome = Outcome(kind, error=str(error), category="server")
+        except (OSError, Unavailable) as error:
+            log.exception("%s %s failed", kind, operation.request_id)
+            reason = error.strerror or type(error).__name__ if isinstance(error, OSError) else error
+            outcome = Outcome(
+                kind, error=f"could not be written or read on the service: {reason}", category="server"
+            )
         except Exception as error:
             log.exception("%s %s failed", kind, operation.request_id)
             outcome = Outcome(kind, error=f"internal error: {type(error).__name__}", category="server")
-        if outcome.category == "server":
+        if outcome.category == "server" and KINDS[kind].changes_run:
             run.generation = None  # who knows what became of the adapter; the journal does
         if operation.seq_id == 0:
             run.failure = outcome.error
@@ -340,6 +350,22 @@ class Runs:
         await self._database.write(change)
         await self._journal.drop_payloads(run_id)
         await self._snapshots.drop(run_id)
+
+    async def drain(self) -> None:
+        """Finish what is being carried out, begin nothing more, and save what is not saved."""
+        self._draining = True
+        await asyncio.gather(*(self._finish(run) for run in self._live.values()))
+
+    async def _finish(self, run: Run) -> None:
+        assert run.task is not None
+        if run.current is None:
+            run.task.cancel()
+        await asyncio.wait([run.task])
+        try:
+            async with run.lock:
+                await self._residence.save(run)
+        except Exception:  # the journal has all that is needed to go on later
+            log.exception("the state of run %s could not be saved", run.run_id)
 
     async def stop(self) -> None:
         """Stop working; the journal has all that is needed to go on later."""

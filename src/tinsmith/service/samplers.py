@@ -262,6 +262,11 @@ class Samplers:
         freed = _table.update().where(_table.c.session_id == session_id).values(size_bytes=0)
         await self._database.write(lambda connection: connection.execute(freed))
 
+    async def drain(self) -> None:
+        """Finish the samples in flight."""
+        if self._running:
+            await asyncio.wait(list(self._running.values()))
+
     async def stop(self) -> None:
         """Stop sampling; the journal has what is needed to sample again later."""
         tasks = list(self._running.values())

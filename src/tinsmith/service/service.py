@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
+
+import sqlalchemy as sa
 
 from tinsmith.engine.interface import BaseModel, Engine
-from tinsmith.store import Blobs, Database, DataDirLock
+from tinsmith.store import Blobs, Database, DataDirLock, Space, schema
 from tinsmith.types import GetInfoResponse, GetSamplerResponse, ModelData, Unavailable
 
 from .audit import Audit
@@ -59,7 +62,8 @@ class Service:
         self._private = private
         self._lock = DataDirLock(settings.data_dir)
         self._database = Database.in_folder(settings.data_dir)
-        blobs = Blobs(settings.data_dir / "blobs")
+        self._blobs = blobs = Blobs(settings.data_dir / "blobs")
+        self._space = Space(settings.data_dir, settings.data_budget, settings.disk_reserve)
         self.base_models = BaseModels(engine, finder)
         self.sessions = Sessions(self._database)
         self.futures = Futures(self._database)
@@ -77,7 +81,7 @@ class Service:
         self.checkpoints = Checkpoints(self._database, blobs)
         self.copies = Copies(self._database, self.checkpoints, self.sessions, self.quotas)
         self.exports = Exports(self.checkpoints, settings.data_dir / "archives", settings.url_ttl)
-        journal = Journal(self._database, self.futures)
+        journal = Journal(self._database, self.futures, self._space)
         self.custom_losses = CustomLosses(journal, self.futures)
         supervisor = Supervisor(engine)
         self.samplers = Samplers(
@@ -141,10 +145,10 @@ class Service:
         for session in ended:
             await self.end_session(session, "cancelled", "the client did not come back")
         await self._write_off_orphans()
-        await self._snapshots.clean()
+        await self._sweep()
+        await asyncio.to_thread(self._space.measure)
         await self._recovery.recover()
         self._housekeeper = asyncio.get_running_loop().create_task(self._keep_house(), name="housekeeping")
-        self._housekeeper.add_done_callback(_report_death)
 
     async def _write_off_orphans(self) -> None:
         """Runs whose session ended while the service was dying."""
@@ -152,6 +156,28 @@ class Service:
         for row in await self.runs.live_rows():
             if row.session_id not in active:
                 await self.runs.end(row.run_id)
+
+    async def _sweep(self) -> None:
+        """Remove what a crash left: files that never came into the catalogue, or that had gone from it."""
+        tables = schema.checkpoints, schema.samplers, schema.snapshots
+        query = sa.union(*(sa.select(table.c.blob) for table in tables))
+        known = set(await self._database.read(lambda connection: list(connection.scalars(query))))
+        await asyncio.to_thread(self._blobs.sweep, known)
+
+    async def drain(self) -> None:
+        """Take nothing new, finish what is being carried out if that is soon done, and save the runs.
+
+        Nothing would be lost without it; but coming back takes longer the more has to be done again.
+        """
+        self._stopping = True
+        self.futures.let_go()
+        self.completions.let_go()
+        deadline = asyncio.get_running_loop().time() + self.settings.drain_seconds
+        try:
+            async with asyncio.timeout_at(deadline):
+                await asyncio.gather(self.runs.drain(), self.samplers.drain())
+        except TimeoutError:
+            log.warning("what is being carried out takes too long; it is done again after the next start")
 
     async def stop(self) -> None:
         """Stop working. Whatever was accepted is in the journal."""
@@ -224,20 +250,34 @@ class Service:
         return time.time() - self.settings.session_ttl
 
     async def _keep_house(self) -> None:
+        chores: tuple[Callable[[], Awaitable[None]], ...] = (
+            self.futures.write_refused,
+            self.sessions.flush,
+            self.usage.flush,
+            self._end_silent_sessions,
+            self._expire,
+            self._database.reclaim,
+            self._measure,
+        )
         while True:
             await asyncio.sleep(self.settings.housekeeping_interval)
-            await self.sessions.flush()
-            await self.usage.flush()
-            self.completions.forget_unasked(self.settings.result_ttl)
-            self.traces.expire()
-            self.exports.expire()
-            for session in self.sessions.silent_since(self._oldest_sign_of_life()):
-                log.info("session %s expired", session.session_id)
-                await self.end_session(session, "cancelled", "no heartbeat")
-            await self.checkpoints.expire()
-            await self.futures.expire(time.time() - self.settings.result_ttl)
+            for chore in chores:
+                try:
+                    await chore()
+                except Exception:  # of a full disk, say: the next round tries again, and the others go on
+                    log.exception("housekeeping: %s failed", chore.__qualname__)
 
+    async def _end_silent_sessions(self) -> None:
+        for session in self.sessions.silent_since(self._oldest_sign_of_life()):
+            log.info("session %s expired", session.session_id)
+            await self.end_session(session, "cancelled", "no heartbeat")
 
-def _report_death(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("housekeeping died", exc_info=error)
+    async def _expire(self) -> None:
+        self.completions.forget_unasked(self.settings.result_ttl)
+        self.traces.expire()
+        self.exports.expire()
+        await self.checkpoints.expire()
+        await self.futures.expire(time.time() - self.settings.result_ttl)
+
+    async def _measure(self) -> None:
+        await asyncio.to_thread(self._space.measure)

@@ -82,6 +82,15 @@ class Settings(BaseSettings):
     snapshot_seconds: float = Field(
         30.0, gt=0, description="seconds of work on a run after which it is saved"
     )
+    data_budget: int | None = Field(
+        None, gt=0, description="bytes the data directory may hold; beyond them new work is refused with 503"
+    )
+    disk_reserve: int = Field(
+        256 * 2**20, ge=0, description="bytes free on its disk below which new work is refused with 503"
+    )
+    drain_seconds: float = Field(
+        20.0, ge=0, description="seconds that what is being carried out may take when the service is stopped"
+    )
     token_ttl: int = Field(900, ge=120, le=86400, description="seconds a token made from a key is valid")
     url_ttl: int = Field(3600, ge=60, description="seconds a download address is valid")
     public_url: str | None = Field(

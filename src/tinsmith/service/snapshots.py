@@ -137,15 +137,6 @@ class Snapshots:
             which = sa.and_(which, _table.c.seq_id == seq_id)
         await self._database.write(lambda connection: connection.execute(_table.delete().where(which)))
 
-    async def clean(self) -> None:
-        """Remove folders that a crash kept out of the catalogue, or that it kept from being removed."""
-        query = sa.select(_table.c.blob)
-        known = set(await self._database.read(lambda connection: list(connection.scalars(query))))
-        for of_run in self._blobs.keys(_FOLDER):
-            for key in self._blobs.keys(of_run):
-                if key not in known:
-                    self._blobs.delete(key)
-
 
 def _enter(connection: Connection, row: dict[str, Any]) -> list[str]:
     """Enter one; gives the blobs of those it replaces. What all that are kept cover is not needed again."""

@@ -5,6 +5,7 @@ from .database import DATABASE_FILE, Database
 from .lock import DataDirLock
 from .packing import pack, unpack
 from .seals import Damaged, check, seal
+from .space import Space
 
 __all__ = [
     "DATABASE_FILE",
@@ -12,6 +13,7 @@ __all__ = [
     "Damaged",
     "DataDirLock",
     "Database",
+    "Space",
     "check",
     "pack",
     "seal",

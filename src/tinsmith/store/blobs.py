@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
+from collections.abc import Container
 from pathlib import Path
 
 from tinsmith import failpoints
@@ -24,6 +25,7 @@ class Blobs:
         """An empty folder to write into."""
         folder = self._staging / uuid.uuid4().hex
         folder.mkdir()
+        failpoints.reach("blob.stage")
         return folder
 
     def discard(self, staged: Path) -> None:
@@ -34,22 +36,31 @@ class Blobs:
             shutil.rmtree(doomed)
 
     def publish(self, staged: Path, key: str) -> int:
-        """Move a staged folder to its key, replacing what was there; durable on return. Gives its size."""
+        """Move a staged folder to its key, replacing what was there; durable on return. Gives its size.
+
+        Where that fails, what was staged is thrown away, and what was there before is there again.
+        """
         target = self.path(key)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        failpoints.reach("blob.publish")
-        size = sum(file.stat().st_size for file in staged.iterdir())
-        if target.exists():
-            replaced = self._staging / uuid.uuid4().hex
-            target.rename(replaced)
-            failpoints.reach("blob.replacing")
-            staged.rename(target)
+        replaced = self._staging / uuid.uuid4().hex
+        new = staged
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            failpoints.reach("blob.publish")
+            size = sum(file.stat().st_size for file in staged.iterdir())
+            if target.exists():
+                target.rename(replaced)
+                failpoints.reach("blob.replacing")
+            new = staged.rename(target)
+            _fsync_folder(target)
+            _fsync_folder(target.parent)
+            failpoints.reach("blob.published")
+        except OSError:
+            self.discard(new)
+            if replaced.exists():
+                replaced.rename(target)
+            raise
+        if replaced.exists():
             shutil.rmtree(replaced)
-        else:
-            staged.rename(target)
-        _fsync_folder(target)
-        _fsync_folder(target.parent)
-        failpoints.reach("blob.published")
         return size
 
     def path(self, key: str) -> Path:
@@ -59,10 +70,12 @@ class Blobs:
             raise ValueError(f"blob key {key!r} leaves the data directory")
         return path
 
-    def keys(self, prefix: str) -> list[str]:
-        """The keys right under this one."""
-        folder = self.path(prefix)
-        return [f"{prefix}/{entry.name}" for entry in folder.iterdir()] if folder.exists() else []
+    def sweep(self, known: Container[str]) -> None:
+        """Remove folders of files that nothing knows of: a crash came before their entry or after its end."""
+        for folder, _, files in list(os.walk(self._root)):
+            key = Path(folder).relative_to(self._root).as_posix()
+            if files and key not in known:
+                self.delete(key)
 
     def delete(self, key: str) -> None:
         """Remove a key; one that is not there is fine."""

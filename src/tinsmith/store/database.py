@@ -32,6 +32,7 @@ _PRAGMAS = (
     "busy_timeout=10000",
     f"journal_size_limit={64 * 2**20}",
 )
+_SPARE_PAGES = 4096  # free ones are kept for what is written next: giving them back and forth costs writes
 _RECLAIM_PAGES = 4096  # at a time, so that nobody waits long for it
 _WRITES: dict[str, Any] = {"tinsmith_writes": True}
 
@@ -93,10 +94,16 @@ class Database:
         if self._engine.dialect.name != "sqlite":
             return
 
-        def change(connection: Connection) -> None:
-            connection.exec_driver_sql(f"PRAGMA incremental_vacuum({_RECLAIM_PAGES})").close()
+        def free(connection: Connection) -> int:
+            return int(connection.exec_driver_sql("PRAGMA freelist_count").scalar_one())
 
-        await self.write(change)
+        pages = min(await self.read(free) - _SPARE_PAGES, _RECLAIM_PAGES)
+
+        def change(connection: Connection) -> None:
+            connection.exec_driver_sql(f"PRAGMA incremental_vacuum({pages})").all()  # one with each row read
+
+        if pages > 0:
+            await self.write(change)
 
     def close(self) -> None:
         """Finish the writes that wait, then close."""
