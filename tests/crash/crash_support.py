@@ -1,4 +1,4 @@
-"""The same piece of work, done by a client that asks again whatever happens, on a service that may die under it."""
+"""The same piece of work, done by a client that always asks again, on a service that may die under it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 
 from tinsmith import failpoints
 from tinsmith.engine.host import offer, open_engine
+from tinsmith.engine.interface import Engine
 from tinsmith.engine.models import Catalogue
 from tinsmith.service import Service, Settings
 from tinsmith.service.futures import Outcome
@@ -45,9 +46,11 @@ _processes.set_forkserver_preload(["tinsmith.engine.local", "tinsmith.service"])
 
 
 @asynccontextmanager
-async def service_over(data_dir: Path, **settings: Any) -> AsyncIterator[Service]:
+async def service_over(
+    data_dir: Path, make_engine: Callable[..., Engine] = open_engine, **settings: Any
+) -> AsyncIterator[Service]:
     """A service with its engine in this process; ending the block stops it in good order."""
-    engine = open_engine(offer(Catalogue(), [MODEL]))
+    engine = make_engine(offer(Catalogue(), [MODEL]))
     service = Service(engine, Settings(data_dir=data_dir, **settings))
     await service.start()
     try:
@@ -77,57 +80,66 @@ class Client:
     results: list[Any] = field(default_factory=list)  # what must be the same in every history
     refusals: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-    _run: str = ""
-    _seq: int = 0
+    run_id: str = ""
+    number: int = 0  # of the last operation
 
     async def work(self) -> list[Any]:
         """Training, checkpoints and samples. In a session that did it before, all of it is found again."""
         if not self.session_id:
-            session = await self._insist(lambda: self.service.sessions.create(OWNER, CreateSessionRequest()))
-            self.session_id = session.session_id
-            self.tell(f"session {self.session_id}")
-        await self._create()
-        await self._step(1)
-        await self._save("a")
-        path = f"tinker://{self._run}/weights/a"
-        await self._do("load_weights", AcceptedLoad(model_id=self._run, path=path, optimizer=True))
-        await self._train(2)
-        await self._step(3)
-        await self._save("a", overwrite=True)
+            await self.open()
+        await self.create()
+        await self.step(1)
+        await self.save("a")
+        path = f"tinker://{self.run_id}/weights/a"
+        await self.do("load_weights", AcceptedLoad(model_id=self.run_id, path=path, optimizer=True))
+        await self.train(2)
+        await self.step(3)
+        await self.save("a", overwrite=True)
         await self._sample()
-        await self._step(4)
-        await self._save("final")
-        self.results.append(await self._files("final"))
+        await self.step(4)
+        await self.save("final")
+        self.results.append(await self.files("final"))
         return self.results
 
-    async def _create(self) -> None:
+    async def open(self) -> None:
+        """A session."""
+        session = await self._insist(lambda: self.service.sessions.create(OWNER, CreateSessionRequest()))
+        self.session_id = session.session_id
+        self.tell(f"session {self.session_id}")
+
+    async def create(self, number: int = 0) -> None:
+        """A run."""
         lora = LoraConfig(rank=4, seed=1)
         request = CreateModelRequest(
-            session_id=self.session_id, model_seq_id=0, base_model=MODEL, lora_config=lora
+            session_id=self.session_id, model_seq_id=number, base_model=MODEL, lora_config=lora
         )
         session = self.service.sessions.active(OWNER, self.session_id)
         request_id = await self._insist(lambda: self.service.runs.create(session, request))
         await self._answer(request_id)
-        self._run = request_id.rpartition(":")[0]
+        self.run_id = request_id.rpartition(":")[0]
 
-    async def _train(self, seed: int) -> None:
-        call = ForwardBackwardCall(self._run, None, batch(seed))
-        body = (await self._do("forward_backward", call)).body
+    async def train(self, seed: int) -> None:
+        """One batch."""
+        call = ForwardBackwardCall(self.run_id, None, batch(seed))
+        body = (await self.do("forward_backward", call)).body
         output = KINDS["forward_backward"].result.decode(body)
         self.results.append(json.dumps(json.forward_backward_output_to_json(output)))
 
-    async def _step(self, seed: int) -> None:
-        await self._train(seed)
-        request = OptimStepRequest(model_id=self._run, adam_params=AdamParams(learning_rate=0.01))
-        self.results.append((await self._do("optim_step", request)).body)
+    async def step(self, seed: int) -> None:
+        """One batch and one step of the optimizer."""
+        await self.train(seed)
+        request = OptimStepRequest(model_id=self.run_id, adam_params=AdamParams(learning_rate=0.01))
+        self.results.append((await self.do("optim_step", request)).body)
 
-    async def _save(self, name: str, **how: Any) -> None:
-        await self._do("save_weights", SaveWeightsRequest(model_id=self._run, path=name, **how))
+    async def save(self, name: str, *, overwrite: bool = False, once: bool = False) -> None:
+        """A checkpoint."""
+        request = SaveWeightsRequest(model_id=self.run_id, path=name, overwrite=overwrite)
+        await self.do("save_weights", request, once=once)
 
     async def _sample(self) -> None:
-        request = SaveWeightsForSamplerRequest(model_id=self._run, sampling_session_seq_id=0)
+        request = SaveWeightsForSamplerRequest(model_id=self.run_id, sampling_session_seq_id=0)
         sampler_id = f"{self.session_id}:sample:0"
-        await self._do("save_weights_for_sampler", request)
+        await self.do("save_weights_for_sampler", request)
         asked = []
         for seq in range(2):
             sample = SampleRequest(
@@ -143,20 +155,20 @@ class Client:
             (sequence,) = KINDS["sample"].result.decode(outcome.body).sequences
             self.results.append((list(sequence.tokens), list(sequence.logprobs)))
 
-    async def _do(self, kind: str, payload: Any) -> Outcome:
-        """Submit and wait; what failed for want of the disk is asked again under the next number."""
+    async def do(self, kind: str, payload: Any, *, once: bool = False) -> Outcome:
+        """Submit and wait; what failed on the service's side is asked again under the next number."""
         while True:
-            self._seq += 1
-            seq = self._seq
-            submit = self.service.runs.submit
-            outcome = await self._answer(
-                await self._insist(lambda seq=seq: submit(OWNER, self._run, seq, kind, payload))
-            )
+            self.number += 1
+            arguments = OWNER, self.run_id, self.number, kind, payload
+            request_id = await self._insist(lambda these=arguments: self.service.runs.submit(*these))
+            outcome = await self._answer(request_id)
             if outcome.category != "server":
                 assert outcome.error is None, outcome.error
                 return outcome
             assert outcome.error is not None
             self.failures.append(outcome.error)
+            if once:
+                return outcome
 
     async def _insist(self, ask: Callable[[], Any]) -> Any:
         """Until it is taken. What is refused is told to nobody and must leave nothing behind."""
@@ -171,8 +183,9 @@ class Client:
         self.tell(request_id)
         return await answer(self.service, request_id)
 
-    async def _files(self, name: str) -> dict[str, str]:
-        row = await self.service.checkpoints.find(OWNER, f"tinker://{self._run}/weights/{name}")
+    async def files(self, name: str) -> dict[str, str]:
+        """What a checkpoint holds, to the bit."""
+        row = await self.service.checkpoints.find(OWNER, f"tinker://{self.run_id}/weights/{name}")
         folder = self.service.checkpoints.folder(row)
         return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(folder.iterdir())}
 

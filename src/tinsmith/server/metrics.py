@@ -19,6 +19,7 @@ from .routes import Route
 # Gauges: name, what it says, and where it stands.
 _GAUGES: list[tuple[str, str, Callable[[Service], int]]] = [
     ("tinsmith_runs_live", "Training runs that are live.", lambda s: s.runs.live_count),
+    ("tinsmith_runs_resident", "Training runs the engine holds.", lambda s: s.runs.resident_count),
     ("tinsmith_samplers_open", "Samplers the engine has open.", lambda s: s.samplers.live_count),
     ("tinsmith_sessions_active", "Sessions that are active.", lambda s: len(s.sessions.all_active())),
     ("tinsmith_operations_queued", "Training operations waiting their turn.", lambda s: s.runs.waiting_count),

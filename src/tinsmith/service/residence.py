@@ -39,9 +39,13 @@ class Residence:
         self._budget = settings.adapter_memory
         self._used: OrderedDict[str, Run] = OrderedDict()  # those the engine holds; the last used is last
 
+    def __len__(self) -> int:
+        return len(self._used)
+
     async def bring_in(self, run: Run, before: int) -> None:
         """Have the engine hold the run as it was before an operation. The caller has the run's lock."""
         if run.generation != self._engine.generation:
+            await self._make_room(run)
             await self._restore(run, before)
         self._used[run.run_id] = run
         self._used.move_to_end(run.run_id)
@@ -71,10 +75,14 @@ class Residence:
         run.unsaved.add(0, time.monotonic() - started)
 
     async def measure(self, run: Run) -> None:
-        """Note what the run takes, and write out others if that is too much together."""
+        """Note what a new run takes, and write out others if that is too much together."""
         run.memory = await self._engine.adapter_bytes(run.run_id)
-        excess = sum(each.memory for each in self._used.values()) - self._budget
-        for idle in [each for each in self._used.values() if each is not run]:
+        await self._make_room(run)
+
+    async def _make_room(self, run: Run) -> None:
+        others = [each for each in self._used.values() if each is not run]
+        excess = run.memory + sum(each.memory for each in others) - self._budget
+        for idle in others:
             if excess > 0 and idle.current is None and not idle.lock.locked():
                 excess -= idle.memory
                 try:

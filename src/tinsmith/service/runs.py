@@ -314,6 +314,11 @@ class Runs:
         return len(self._live)
 
     @property
+    def resident_count(self) -> int:
+        """Runs the engine holds."""
+        return len(self._residence)
+
+    @property
     def waiting_count(self) -> int:
         """Operations of live runs whose turn has not come."""
         return sum(run.queue.waiting for run in self._live.values())
