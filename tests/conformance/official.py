@@ -49,14 +49,17 @@ def _see_our_libraries(folder: Path) -> None:
     (packages / "shared.pth").write_text("\n".join(site.getsitepackages()))
 
 
+def environment(url: str) -> dict[str, str]:
+    """Variables for a process that uses an SDK against a service, and has none of ours."""
+    others = {key: value for key, value in os.environ.items() if not key.startswith(("TINKER_", "TINSMITH_"))}
+    return others | {"TINKER_BASE_URL": url, "TINKER_API_KEY": "tml-test"}
+
+
 def run(version: str, script: Path, *arguments: str, url: str, limit: float = 240) -> str:
     """Run a script with an official SDK against a service; its standard output."""
-    environment = {
-        key: value for key, value in os.environ.items() if not key.startswith(("TINKER_", "TINSMITH_"))
-    }
     done = subprocess.run(
         [str(interpreter(version)), str(script), *arguments],
-        env=environment | {"TINKER_BASE_URL": url, "TINKER_API_KEY": "tml-test"},
+        env=environment(url),
         capture_output=True,
         text=True,
         timeout=limit,

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -76,6 +77,20 @@ class ServiceProcess:
     def output(self) -> str:
         """The last lines it printed."""
         return "".join(self._output)
+
+    @property
+    def process_id(self) -> int:
+        """Of the service."""
+        assert self._process is not None, "the service is not running"
+        return self._process.pid
+
+    @property
+    def engine_process_id(self) -> int:
+        """Of its engine, which is the service's one child; after a death there is none for a moment."""
+        children = Path(f"/proc/{self.process_id}/task/{self.process_id}/children")
+        while not (found := children.read_text().split()):
+            time.sleep(0.01)
+        return int(found[0])
 
     def kill(self) -> None:
         """As the power cut does it."""
