@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check format bench proto clean
+.PHONY: help demo test check format bench crash soak proto clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -30,6 +30,12 @@ format: $(VENV)/.dev  ## Format the code
 
 bench: $(VENV)/.dev  ## Measure the engine against transformers + PEFT
 	$(BIN)/python bench/engine.py
+
+crash: $(VENV)/.dev  ## Train through two dozen kills; crash at every write, over and over
+	TINSMITH_CRASH_KILLS=24 TINSMITH_CRASH_EVERY=1 $(BIN)/pytest tests/crash
+
+soak: $(VENV)/.dev  ## An hour of mixed load (MINUTES=5: five minutes): does anything grow?
+	$(BIN)/python bench/soak.py --minutes $(or $(MINUTES),60)
 
 proto: $(VENV)/.dev  ## Regenerate wire/messages_pb2.py (needs grpcio-tools 1.73, for code any protobuf >= 6.31 reads)
 	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/tinsmith/wire/messages.proto

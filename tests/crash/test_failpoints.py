@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +19,7 @@ from tinsmith import failpoints
 SOURCE = Path(failpoints.__file__).parent
 OFTEN = {"snapshot_operations": 2}
 AFTER_LOADS_ONLY = {"snapshot_operations": 1000}
+EVERY_TIME = "TINSMITH_CRASH_EVERY" in os.environ  # `make crash`: not some times of a point but all
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,23 @@ def test_death_at_a_point(tmp_path: Path, expected: list[Any], point: str, at: i
     for death in (*case.earlier, f"{point}=crash@{at}"):
         assert dies(tmp_path / "data", diary, death, case.settings), f"{death} was not reached"
     assert comes_back(tmp_path / "data", diary, case.settings) == expected
+
+
+@pytest.mark.skipif(not EVERY_TIME, reason="the long form: `make crash`")
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("point", CASES)
+def test_death_at_every_time_of_a_point(tmp_path: Path, expected: list[Any], point: str) -> None:
+    case = CASES[point]
+    for at in itertools.count(1):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        diary = Diary(folder / "diary")
+        for death in case.earlier:
+            assert dies(folder / "data", diary, death, case.settings)
+        if not dies(folder / "data", diary, f"{point}=crash@{at}", case.settings):
+            break
+        assert comes_back(folder / "data", diary, case.settings) == expected
+    assert at > 1
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,10 @@ class ServiceProcess:
         """As the power cut does it."""
         self._end(signal.SIGKILL)
 
+    def interrupt(self) -> None:
+        """Press Ctrl-C, and do not wait for what it does."""
+        os.kill(self.process_id, signal.SIGINT)
+
     def stop(self) -> None:
         """As Ctrl-C does it."""
         self._end(signal.SIGINT)
