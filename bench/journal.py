@@ -140,9 +140,9 @@ async def main() -> None:
             await side.open(batch)
             await side.work(options.seconds / 4)  # warm
             side.rates.clear()
-        for _ in range(options.rounds):
-            await off.work(options.seconds)
-            await on.work(options.seconds)
+        for at in range(options.rounds):
+            for side in (off, on) if at % 2 else (on, off):
+                await side.work(options.seconds)
         for side in (on, off):
             await side.service.stop()
     pairs = list(zip(on.rates, off.rates, strict=True))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from crash_support import OWNER, Client, answer, batch, service_over
 
+from tinsmith import failpoints
 from tinsmith.engine.child import ChildEngine
 from tinsmith.service import Service
 from tinsmith.types import AdamParams, CreateModelRequest, OptimStepRequest, OutOfSpace
@@ -146,6 +147,40 @@ def test_an_operation_that_was_overtaken_is_still_accepted_after_a_restart(tmp_p
             assert b'"unclipped_grad_l2:mean":0.0' not in outcome.body  # there was a gradient by then
 
     asyncio.run(main())
+
+
+def test_an_answer_the_disk_refused_keeps_what_it_takes_to_give_it_again(tmp_path: Path) -> None:
+    """Later snapshots cover the operation, yet it is done again: from a state before it."""
+
+    async def first(refused: str) -> Client:
+        async with service_over(
+            tmp_path / f"data{refused}", snapshot_operations=2, housekeeping_interval=3600
+        ) as service:
+            client = Client(service, lambda _: None)
+            await client.open()
+            await client.create()
+            await client.step(1)
+            with failpoints.armed(f"journal.commit={refused}" if refused else ""):
+                await client.train(2)  # the first commit accepts, the second keeps the answer
+                await service.futures.settle()
+            for seed in range(5):
+                await client.step(seed)
+            return client
+
+    expected, client = asyncio.run(first("")), asyncio.run(first("eio@2"))
+    assert client.results == expected.results
+
+    async def again() -> None:
+        async with service_over(tmp_path / "dataeio@2") as service:
+            refused = await answer(service, f"{client.run_id}:3")
+            assert refused.error is None
+
+    asyncio.run(again())
+    histories = [
+        asyncio.run(_go_on(tmp_path / folder, each.session_id, each.number))
+        for folder, each in (("data", expected), ("dataeio@2", client))
+    ]
+    assert histories[0] == histories[1]
 
 
 def test_idle_runs_are_written_out_and_come_back_as_they_were(tmp_path: Path) -> None:

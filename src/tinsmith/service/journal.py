@@ -100,13 +100,10 @@ class Journal:
 
         It may be of one that is still on its way here, though a later one has arrived.
         """
-        of_stream = _table.c.stream_id == stream_id
-        answered = sa.select(_results.c.request_id).where(_results.c.request_id == _table.c.request_id)
-        first_open = sa.select(sa.func.min(_table.c.seq_id)).where(of_stream, ~answered.exists())
-        last = sa.select(sa.func.max(_table.c.seq_id)).where(of_stream)
+        last = sa.select(sa.func.max(_table.c.seq_id)).where(_table.c.stream_id == stream_id)
 
         def query(connection: Connection) -> int:
-            upto = connection.scalar(first_open)
+            upto = connection.scalar(first_open(stream_id))
             found = connection.scalar(last if upto is None else last.where(_table.c.seq_id < upto))
             return 0 if found is None else found + 1
 
@@ -169,10 +166,18 @@ def drop_payloads(connection: Connection, which: sa.ColumnElement[bool]) -> None
     connection.execute(_payloads.delete().where(_payloads.c.request_id.in_(theirs)))
 
 
+def first_open(stream_id: str) -> sa.Select[tuple[int]]:
+    """The first seq id of a stream that the journal has no answer of."""
+    return sa.select(sa.func.min(_table.c.seq_id)).where(_table.c.stream_id == stream_id, ~_answered())
+
+
 def covered(run_id: str, upto: int) -> sa.ColumnElement[bool]:
     """A run's operations that a snapshot makes superfluous: in it, and answered for good."""
-    answered = sa.select(_results.c.request_id).where(_results.c.request_id == _table.c.request_id)
-    return sa.and_(_table.c.stream_id == run_id, _table.c.seq_id <= upto, answered.exists())
+    return sa.and_(_table.c.stream_id == run_id, _table.c.seq_id <= upto, _answered())
+
+
+def _answered() -> sa.ColumnElement[bool]:
+    return sa.select(_results.c.request_id).where(_results.c.request_id == _table.c.request_id).exists()
 
 
 def _row(operation: Operation) -> dict[str, Any]:

@@ -374,7 +374,7 @@ class Runs:
 
     async def stop(self) -> None:
         """Stop working; the journal has all that is needed to go on later."""
-        tasks = [run.task for run in self._live.values() if run.task is not None]
+        tasks = [task for run in self._live.values() for task in (run.task, run.saving) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

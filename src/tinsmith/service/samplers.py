@@ -262,6 +262,11 @@ class Samplers:
         freed = _table.update().where(_table.c.session_id == session_id).values(size_bytes=0)
         await self._database.write(lambda connection: connection.execute(freed))
 
+    async def sessions_with_snapshots(self) -> list[str]:
+        """The sessions that keep files only their samplers use."""
+        query = sa.select(_table.c.session_id).where(_table.c.size_bytes > 0).distinct()
+        return await self._database.read(lambda connection: list(connection.scalars(query)))
+
     async def drain(self) -> None:
         """Finish the samples in flight."""
         if self._running:

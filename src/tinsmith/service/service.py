@@ -151,11 +151,14 @@ class Service:
         self._housekeeper = asyncio.get_running_loop().create_task(self._keep_house(), name="housekeeping")
 
     async def _write_off_orphans(self) -> None:
-        """Runs whose session ended while the service was dying."""
+        """Runs and samplers whose session ended while the service was dying."""
         active = {session.session_id for session in self.sessions.all_active()}
         for row in await self.runs.live_rows():
             if row.session_id not in active:
                 await self.runs.end(row.run_id)
+        for session_id in await self.samplers.sessions_with_snapshots():
+            if session_id not in active:
+                await self.samplers.close_session(session_id)
 
     async def _sweep(self) -> None:
         """Remove what a crash left: files that never came into the catalogue, or that had gone from it."""

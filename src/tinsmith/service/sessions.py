@@ -79,14 +79,14 @@ class Sessions:
     def active(self, owner: str, session_id: str) -> Session:
         """An active session of this owner."""
         session = self._active.get(session_id)
-        if session is None or session.owner != owner:
+        if session is None or session.owner != owner or session.status != "active":
             raise NotFound(f"no active session {session_id!r}", field="session_id")
         return session
 
     async def heartbeat(self, owner: str, session_id: str) -> None:
         """The client is still there. `Gone` tells one whose session has ended to stop."""
         session = self._active.get(session_id)
-        if session is not None and session.owner == owner:
+        if session is not None and session.owner == owner and session.status == "active":
             session.last_seen_at = time.time()
             self._seen_since_flush.add(session_id)
             return
@@ -117,17 +117,22 @@ class Sessions:
         return await self._database.read(lambda connection: list(connection.scalars(query)))
 
     async def end(self, session: Session, status: str, detail: Any = None) -> None:
-        """Close a session; what it held is for the caller to free."""
+        """Close a session; what it held is for the caller to free. One that could not be closed is active."""
+        before = session.status, session.status_detail
         session.status, session.status_detail = status, detail
-        self._active.pop(session.session_id, None)
         actor = session.owner if status == "client_finished" else audit.THE_SERVICE
-        await self._change(
-            session,
-            f"session_{status}",
-            {"status": status, "status_detail": detail, "last_seen_at": session.last_seen_at},
-            actor=actor,
-            detail=detail,
-        )
+        try:
+            await self._change(
+                session,
+                f"session_{status}",
+                {"status": status, "status_detail": detail, "last_seen_at": session.last_seen_at},
+                actor=actor,
+                detail=detail,
+            )
+        except BaseException:
+            session.status, session.status_detail = before
+            raise
+        self._active.pop(session.session_id, None)
 
     async def assign_project(self, owner: str, session_id: str, project_id: str) -> None:
         """Move a session, and all it made and makes, into a project."""

@@ -15,7 +15,7 @@ from tinsmith import failpoints
 from tinsmith.engine.interface import Engine
 from tinsmith.store import Blobs, Damaged, Database, check, schema, seal
 
-from .journal import covered, drop_payloads
+from .journal import covered, drop_payloads, first_open
 from .quotas import Quotas
 from .run import Run, Unsaved
 from .settings import Settings
@@ -145,10 +145,12 @@ def _enter(connection: Connection, row: dict[str, Any]) -> list[str]:
     connection.execute(_table.delete().where(same))
     connection.execute(_table.insert(), row | {"created_at": time.time()})
     all_of_run = sa.select(_table).where(_table.c.run_id == run_id).order_by(_table.c.seq_id.desc())
-    rows = connection.execute(all_of_run).all()
-    kept, old = rows[:_KEPT], rows[_KEPT:]
+    rows = list(connection.execute(all_of_run))
+    oldest_open = connection.scalar(first_open(run_id))  # it is done again from a state before it
+    kept = max(_KEPT, sum(1 for each in rows if oldest_open is not None and each.seq_id >= oldest_open) + 1)
+    rows, old = rows[:kept], rows[kept:]
     for each in old:
         connection.execute(_table.delete().where(_table.c.run_id == run_id, _table.c.seq_id == each.seq_id))
-    if len(kept) == _KEPT:
-        drop_payloads(connection, covered(run_id, kept[-1].seq_id))
+    if len(rows) == kept:
+        drop_payloads(connection, covered(run_id, rows[-1].seq_id))
     return [each.blob for each in old]

@@ -73,9 +73,9 @@ class Blobs:
     def sweep(self, known: Container[str]) -> None:
         """Remove folders of files that nothing knows of: a crash came before their entry or after its end."""
         for folder, _, files in list(os.walk(self._root)):
-            key = Path(folder).relative_to(self._root).as_posix()
-            if files and key not in known:
-                self.delete(key)
+            key = Path(folder).relative_to(self._root)
+            if files and self._staging.name not in key.parts and key.as_posix() not in known:
+                self.delete(key.as_posix())
 
     def delete(self, key: str) -> None:
         """Remove a key; one that is not there is fine."""

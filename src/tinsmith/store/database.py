@@ -100,7 +100,10 @@ class Database:
         pages = min(await self.read(free) - _SPARE_PAGES, _RECLAIM_PAGES)
 
         def change(connection: Connection) -> None:
-            connection.exec_driver_sql(f"PRAGMA incremental_vacuum({pages})").all()  # one with each row read
+            cursor = connection.connection.cursor()
+            cursor.execute(f"PRAGMA incremental_vacuum({pages})")
+            cursor.fetchall()  # each step frees one page
+            cursor.close()
 
         if pages > 0:
             await self.write(change)
