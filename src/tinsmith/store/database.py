@@ -101,8 +101,8 @@ class Database:
 
         def change(connection: Connection) -> None:
             cursor = connection.connection.cursor()
-            cursor.execute(f"PRAGMA incremental_vacuum({pages})")
-            cursor.fetchall()  # each step frees one page
+            for _ in range(pages):  # sqlite3 makes one step of a statement without columns, which frees one
+                cursor.execute("PRAGMA incremental_vacuum(1)")
             cursor.close()
 
         if pages > 0:
