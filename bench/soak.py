@@ -33,7 +33,7 @@ EVERY, MAY_GROW, MOMENTARY = 2.0, 1.05, 3
 FRESH = 60  # seconds a checkpoint is good to begin sampling from; it lives twice as long
 # Everything that is kept for a time is kept for a short one, so that a few minutes show what an hour would.
 QUICK = {
-    "TINSMITH_SESSION_TTL": "20",
+    "TINSMITH_SESSION_TTL": "30",
     "TINSMITH_RESULT_TTL": "20",
     "TINSMITH_HOUSEKEEPING_INTERVAL": "2",
     "TINSMITH_SNAPSHOT_OPERATIONS": "32",
@@ -174,7 +174,8 @@ class Load:
 async def soak(service: ServiceProcess, options: argparse.Namespace) -> dict[str, list[Look]]:
     """The looks at both processes, from the end of the warm-up on."""
     looks: dict[str, list[Look]] = {"service": [], "engine": []}
-    connections = httpx.Limits(max_connections=options.trainers + options.samplers)
+    everybody = options.trainers + options.samplers
+    connections = httpx.Limits(max_connections=everybody, max_keepalive_connections=everybody)
     async with (
         httpx.AsyncClient(base_url=f"{service.url}/api/v1/", timeout=120, limits=connections) as http,
         asyncio.TaskGroup() as group,
