@@ -175,7 +175,9 @@ async def soak(service: ServiceProcess, options: argparse.Namespace) -> dict[str
     """The looks at both processes, from the end of the warm-up on."""
     looks: dict[str, list[Look]] = {"service": [], "engine": []}
     everybody = options.trainers + options.samplers
-    connections = httpx.Limits(max_connections=everybody, max_keepalive_connections=everybody)
+    connections = httpx.Limits(
+        max_connections=everybody, max_keepalive_connections=everybody, keepalive_expiry=2
+    )  # before the service gives them up
     async with (
         httpx.AsyncClient(base_url=f"{service.url}/api/v1/", timeout=120, limits=connections) as http,
         asyncio.TaskGroup() as group,

@@ -61,6 +61,20 @@ def test_a_killed_or_wedged_engine_is_lost_and_another_one_comes(
     asyncio.run(main())
 
 
+def test_an_engine_killed_before_it_was_ready_has_lost_nothing() -> None:
+    async def main() -> None:
+        engine = ChildEngine(offer(Catalogue(), ["tiny-llama"]))
+        os.kill(engine.process_id, signal.SIGKILL)
+        with pytest.raises(EngineLost):
+            await engine.open_sampler("sampler", "tiny-llama")
+        assert engine.generation == 0
+        await engine.open_sampler("sampler", "tiny-llama")
+        assert len((await engine.sample("sampler", SHORT)).sequences) == 1
+        await engine.close()
+
+    asyncio.run(main())
+
+
 def test_cancelling_the_caller_stops_the_work_there() -> None:
     async def main() -> None:
         engine = ChildEngine(offer(Catalogue(), ["tiny-llama"]))

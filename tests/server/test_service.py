@@ -125,6 +125,40 @@ def test_a_silent_session_expires(serve: Serve) -> None:
     asyncio.run(main())
 
 
+def test_what_an_expired_session_held_is_freed_but_for_named_checkpoints(serve: Serve) -> None:
+    async def main() -> None:
+        async with serve(housekeeping_interval=0.02) as api:
+            session = await api.session()
+            run = await api.run(session)
+            path = (await api.do("save_weights", model_id=run, path="kept", seq_id=1))["path"]
+            waits = await api.post("optim_step", model_id=run, seq_id=9, adam_params={})  # for 2 to 8
+            (await api.service.sessions.find("local", session)).last_seen_at = 0  # silent ever since
+            ended = await api.result(waits["request_id"])
+            assert ended == {"error": f"training run {run!r} has ended", "category": "user"}
+            while api.service.runs.resident_count:
+                await asyncio.sleep(0.02)
+            assert (await api.http.post("get_info", json={"model_id": run})).status_code == 404
+            assert (await api.post("weights_info", tinker_path=path))["lora_rank"] == 4
+
+    asyncio.run(main())
+
+
+def test_what_is_under_way_when_its_session_ends_is_answered(serve: Serve) -> None:
+    async def main() -> None:
+        async with serve() as api:
+            session = await api.session()
+            run = await api.run(session)
+            submitted = await api.post("forward_backward", **batch(run, 1))
+            live = api.service.runs.live("local", run)
+            while live.current is None:
+                await asyncio.sleep(0)
+            await api.post(f"sessions/{session}/finish", reason={"type": "success"})
+            answer = await api.result(submitted["request_id"])
+            assert answer == {"error": f"training run {run!r} has ended", "category": "user"}
+
+    asyncio.run(main())
+
+
 def test_an_expired_result_is_410(serve: Serve) -> None:
     async def main() -> None:
         async with serve(result_ttl=0.01, housekeeping_interval=0.02) as api:

@@ -100,6 +100,18 @@ def test_an_error_for_lack_of_the_old_engine_is_a_death_too() -> None:
     assert asyncio.run(_outcomes(engine, [arrives_too_late])) == ["done"]
 
 
+def test_an_engine_that_dies_before_it_begins_is_nobodys_fault() -> None:
+    engine, deaths = Mortal(), [0]
+
+    async def on_the_fifth_engine() -> str:
+        deaths[0] += 1
+        if deaths[0] < 5:
+            raise EngineLost("it never came up")
+        return "done"
+
+    assert asyncio.run(_outcomes(engine, [on_the_fifth_engine])) == ["done"]
+
+
 def test_a_suspect_whose_caller_gave_up_keeps_nobody_waiting() -> None:
     async def main() -> str:
         engine = Mortal()

@@ -71,7 +71,8 @@ class Engine(Protocol):
 
     @property
     def generation(self) -> int:
-        """Counts the deaths. Adapters and samplers of an earlier generation are gone."""
+        """Counts the deaths of engines that had begun to work; adapters and samplers of an earlier
+        generation are gone. `EngineLost` without a change of it says that nothing had been begun."""
         ...
 
     def base_models(self) -> Mapping[str, BaseModel]:

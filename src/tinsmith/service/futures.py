@@ -122,19 +122,26 @@ class Futures:
 
         A crash before the journal has it costs nothing: the operation runs again and gives the same answer.
         """
-        if not ticket.answered:
+        if not ticket.answered and ticket.request_id not in self._unwritten:
             row = _row(ticket, outcome)
             self._unwritten[ticket.request_id] = (ticket.owner, outcome)
             self._tell(ticket, outcome)
             self._in_background(self._journal(row, outcome))
 
     async def resolve_durably(self, ticket: Ticket, outcome: Outcome) -> None:
-        """Journal the answer first: one that would not come out the same if the operation ran again."""
+        """Journal the answer first: one that would not come out the same if the operation ran again.
+
+        It is told however the caller ends.
+        """
+
+        async def journal_and_tell() -> None:
+            await self._journal(row, outcome)
+            self._tell(ticket, outcome)
+
         if not ticket.answered:
             row = _row(ticket, outcome)
             self._unwritten[ticket.request_id] = (ticket.owner, outcome)
-            await self._journal(row, outcome)
-            self._tell(ticket, outcome)
+            await asyncio.shield(self._in_background(journal_and_tell()))
 
     def _tell(self, ticket: Ticket, outcome: Outcome) -> None:
         self._open.pop(ticket.request_id, None)
@@ -243,10 +250,11 @@ class Futures:
             del self._refused[request_id]
             await self._journal(row, self._unwritten[request_id][1])
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task
 
 
 def _row(ticket: Ticket, outcome: Outcome) -> dict[str, Any]:

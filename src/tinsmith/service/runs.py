@@ -160,7 +160,9 @@ class Runs:
         self._fewer.set()
 
     def _answer_waiting(self, run: Run, message: str, category: Category) -> None:
-        for _, ticket in run.queue.drain():
+        """Whatever stands in the queue, and what was being carried out when the worker ended."""
+        under_way = [run.current] if run.current is not None else []
+        for ticket in (*under_way, *(ticket for _, ticket in run.queue.drain())):
             self._futures.resolve(ticket, Outcome(ticket.kind, error=message, category=category))
 
     # -- asking ----------------------------------------------------------------------------------

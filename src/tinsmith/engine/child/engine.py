@@ -54,7 +54,8 @@ class ChildEngine(RemoteEngine):
             self._open.set()
             await link.run(reader, self._patience)
             self._open.clear()  # with what follows in one go: who asks now asks the next one
-            self.generation += 1
+            if link.ready:  # else it had begun nothing, so nothing is lost and nothing is to blame
+                self.generation += 1
             link.give_up(EngineLost("the engine has died; another one is being started"))
             cause = await link.cause()
             log.error("the engine (process %d) %s; starting it again", link.process.pid, cause)

@@ -44,6 +44,11 @@ class Link:
         self.dead = False
         self.started_at = time.monotonic()
 
+    @property
+    def ready(self) -> bool:
+        """Whether it ever was."""
+        return self._ready.is_set()
+
     async def open(self, *start: Any) -> asyncio.StreamReader:
         """Connect, and say what engine it shall be."""
         reader, self._writer = await asyncio.open_unix_connection(sock=self._socket)
