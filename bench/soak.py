@@ -29,6 +29,7 @@ import httpx
 from tinsmith.testing import ServiceProcess
 
 MODEL = "tiny-llama"
+HEARTBEAT = 3.0
 EVERY, MAY_GROW, MOMENTARY = 2.0, 1.05, 3
 FRESH = 60  # seconds a checkpoint is good to begin sampling from; it lives twice as long
 # Everything that is kept for a time is kept for a short one, so that a few minutes show what an hour would.
@@ -64,6 +65,7 @@ class Load:
         self._http = http
         self._draw = random.Random(seed)
         self._newest = ("", float("-inf"))  # the last checkpoint, and when it was made
+        self._sessions: set[str] = set()
         self.done: Counter[str] = Counter()
 
     async def _post(self, path: str, /, **body: Any) -> Any:
@@ -86,10 +88,21 @@ class Load:
 
     async def _session(self) -> str:
         self.done["sessions"] += 1
-        return str((await self._post("create_session", sdk_version="soak"))["session_id"])
+        session = str((await self._post("create_session", sdk_version="soak"))["session_id"])
+        self._sessions.add(session)
+        return session
+
+    async def say_that_they_live(self) -> None:
+        """As every SDK does, beside all else."""
+        while True:
+            await asyncio.sleep(HEARTBEAT)
+            for session in list(self._sessions):
+                if session in self._sessions:
+                    await self._post("session_heartbeat", session_id=session)
 
     async def _leave(self, session: str) -> None:
         """In three of four cases as one should."""
+        self._sessions.discard(session)
         if self._draw.random() < 0.75:
             await self._post(f"sessions/{session}/finish", reason={"type": "success"})
 
@@ -122,7 +135,6 @@ class Load:
             )["model_id"]  # fmt: skip
             seq = itertools.count(1)
             for step in range(self._draw.randrange(20, 60)):
-                await self._post("session_heartbeat", session_id=session)
                 await self._do(
                     "forward_backward", model_id=run, seq_id=next(seq), forward_backward_input=self._batch()
                 )
@@ -155,7 +167,6 @@ class Load:
                 "create_sampling_session", session_id=session, sampling_session_seq_id=0, **source
             )
             for seq in range(self._draw.randrange(5, 15)):
-                await self._post("session_heartbeat", session_id=session)
                 await self._sample(opened["sampling_session_id"], seq)
                 await asyncio.sleep(self._draw.random())
             await self._leave(session)
@@ -183,11 +194,15 @@ async def soak(service: ServiceProcess, options: argparse.Namespace) -> dict[str
         asyncio.TaskGroup() as group,
     ):
         load = Load(http, options.seed)
-        actors = [group.create_task(load.train()) for _ in range(options.trainers)]
+        actors = [group.create_task(load.say_that_they_live())]
+        actors += [group.create_task(load.train()) for _ in range(options.trainers)]
         actors += [group.create_task(load.sample()) for _ in range(options.samplers)]
         started = time.monotonic()
         while (passed := time.monotonic() - started) < options.minutes * 60:
             await asyncio.sleep(EVERY)
+            if int(passed) % 60 < EVERY:
+                at = [Look.at(one) for one in (service.process_id, service.engine_process_id)]
+                print(f"{passed:5.0f} s  service {at[0]}  engine {at[1]}  {dict(load.done)}", flush=True)
             for name, process_id in (("service", service.process_id), ("engine", service.engine_process_id)):
                 if passed > options.minutes * 20:
                     looks[name].append(Look.at(process_id))
