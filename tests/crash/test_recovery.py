@@ -183,6 +183,23 @@ def test_an_answer_the_disk_refused_keeps_what_it_takes_to_give_it_again(tmp_pat
     assert histories[0] == histories[1]
 
 
+def test_an_answer_the_disk_refused_is_written_once_there_is_room(
+    tmp_path: Path, until: Callable[..., Any]
+) -> None:
+    async def main() -> None:
+        async with service_over(tmp_path / "data", housekeeping_interval=0.02) as service:
+            client = Client(service, lambda _: None)
+            await client.open()
+            await client.create()
+            with failpoints.armed("journal.commit=enospc@2+"):  # the first commit accepts
+                await client.train(1)
+                await until(lambda: failpoints.reached["journal.commit"] > 4)  # housekeeping has tried, too
+                assert service.futures.unwritten_of(client.run_id)
+            await until(lambda: not service.futures.unwritten_of(client.run_id))
+
+    asyncio.run(main())
+
+
 def test_idle_runs_are_written_out_and_come_back_as_they_were(tmp_path: Path) -> None:
     async def three_runs(data_dir: Path, **settings: Any) -> list[Any]:
         async with service_over(data_dir, **settings) as service:
