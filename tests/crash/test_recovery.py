@@ -160,6 +160,7 @@ def test_an_answer_the_disk_refused_keeps_what_it_takes_to_give_it_again(tmp_pat
             await client.open()
             await client.create()
             await client.step(1)
+            await service.futures.settle()
             with failpoints.armed(f"journal.commit={refused}" if refused else ""):
                 await client.train(2)  # the first commit accepts, the second keeps the answer
                 await service.futures.settle()
@@ -191,6 +192,7 @@ def test_an_answer_the_disk_refused_is_written_once_there_is_room(
             client = Client(service, lambda _: None)
             await client.open()
             await client.create()
+            await service.futures.settle()
             with failpoints.armed("journal.commit=enospc@2+"):  # the first commit accepts
                 await client.train(1)
                 await until(lambda: failpoints.reached["journal.commit"] > 4)  # housekeeping has tried, too
