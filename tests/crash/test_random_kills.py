@@ -66,6 +66,7 @@ class Client:
         )
         self._timer = threading.Timer(LIMIT, self._process.kill)
         self._timer.start()
+        self._steps = 0
         self._errors: list[str] = []
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
@@ -84,8 +85,6 @@ class Client:
                 self._steps = int(line.split()[1])
             else:
                 self.report = json.loads(line)
-
-    _steps = 0
 
     def finish(self) -> dict[str, Any]:
         """What it was told in all."""

@@ -43,6 +43,7 @@ class Blobs:
         target = self.path(key)
         replaced = self._staging / uuid.uuid4().hex
         new = staged
+        fresh = [folder for folder in target.parents if not folder.exists()]
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             failpoints.reach("blob.publish")
@@ -51,8 +52,8 @@ class Blobs:
                 target.rename(replaced)
                 failpoints.reach("blob.replacing")
             new = staged.rename(target)
-            _fsync_folder(target)
-            _fsync_folder(target.parent)
+            for folder in (target, target.parent, *(made.parent for made in fresh)):
+                _fsync_folder(folder)
             failpoints.reach("blob.published")
         except OSError:
             self.discard(new)
