@@ -2,11 +2,11 @@
 
     python bench/journal.py [--seconds 8] [--rounds 5] [--rows 8] [--length 1024]
 
-Two services in this process, each with an engine process of its own, as `tinsmith serve` has it. One is as
-it comes: payloads encoded, compressed and synced to the disk before the acknowledgement, answers journalled,
-states of the run saved under the default policy. The other forgets: its journal writes nothing and it takes
-no snapshot, so the difference is the price of all of it, serialisation included. Each side keeps four
-operations in flight: a forward_backward of 8k tokens and an optimizer step in turn.
+Two services in this process, over one engine in a process of its own (two engines are never equally fast).
+One is as it comes: payloads encoded, compressed and synced to the disk before the acknowledgement, answers
+journalled, states of the run saved under the default policy. The other forgets: its journal writes nothing
+and it takes no snapshot, so the difference is the price of all of it, serialisation included. Each side keeps
+four operations in flight: a forward_backward of 8k tokens and an optimizer step in turn.
 """
 
 from __future__ import annotations
@@ -69,11 +69,21 @@ class NoAnswers(Futures):
         self._cache(row["request_id"])
 
 
+class SharedEngine(ChildEngine):
+    """Stays when one of its two services goes."""
+
+    users = 2
+
+    async def close(self) -> None:
+        self.users -= 1
+        if self.users == 0:
+            await super().close()
+
+
 class Side:
     """A service with one run."""
 
-    def __init__(self, folder: Path, durable: bool) -> None:
-        engine = ChildEngine(offer(Catalogue(), [MODEL]))
+    def __init__(self, engine: SharedEngine, folder: Path, durable: bool) -> None:
         settings = Settings(data_dir=folder)
         if durable:
             self.service = Service(engine, settings)
@@ -135,7 +145,8 @@ async def main() -> None:
     options = parser.parse_args()
     batch = random_batch(options.rows, options.length)
     with tempfile.TemporaryDirectory() as folder:
-        on, off = Side(Path(folder) / "on", True), Side(Path(folder) / "off", False)
+        engine = SharedEngine(offer(Catalogue(), [MODEL]))
+        on, off = Side(engine, Path(folder) / "on", True), Side(engine, Path(folder) / "off", False)
         for side in (on, off):
             await side.open(batch)
             await side.work(options.seconds / 4)  # warm
