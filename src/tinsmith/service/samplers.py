@@ -75,7 +75,6 @@ class Samplers:
         self._settings = settings
         self._known: dict[str, Sampler] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._next_seq: dict[str, int] = {}
 
     # -- making ----------------------------------------------------------------------------------
 
