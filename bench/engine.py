@@ -3,7 +3,8 @@
     python bench/engine.py                  all sections, float32, a quarter of each batch
     python bench/engine.py speed --scale 1 --dtype bfloat16
 
-Both sides do forward and backward of the same rows, with LoRA of rank 32 on all linear layers of the blocks.
+Both sides do forward and backward of the same rows, with LoRA of rank 32 on all linear layers of the blocks,
+each in a process of its own: ours as `tinsmith serve` runs it.
 PEFT runs at its best setting here: sdpa attention, no gradient checkpointing, padded micro-batches of 8 rows
 sorted by length, logits of the completion only where there is a prompt. The limit is the time of the base
 model's products alone, 4 N flops a token, at the best float32 or bfloat16 rate measured in the same run.
@@ -14,27 +15,29 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import resource
+import os
+import re
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from tinsmith.engine.child import ChildEngine
 from tinsmith.engine.fast.layout import micro_batches
 from tinsmith.engine.host import describe
-from tinsmith.engine.local import Limits, LocalEngine
+from tinsmith.engine.interface import EngineOptions
 from tinsmith.engine.models import Catalogue
 from tinsmith.types import Datum, ForwardBackwardInput, LoraConfig, ModelInput
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 RANK = 32
-_clock = time.perf_counter
 GOALS = {"32x128": 2.5, "8x256": 2.0, "ragged": 4.0, "rl": 5.0}
 WORKLOADS = tuple(GOALS)
 
@@ -81,14 +84,17 @@ def workload(name: str, scale: float) -> Workload:
 
 
 class Ours:
-    """The engine as the service calls it."""
+    """The engine as the service calls it: in a process of its own."""
 
     def __init__(self, dtype: str, folder: Any) -> None:
         self._loop = asyncio.new_event_loop()
-        self._engine = LocalEngine(
-            {MODEL: describe(MODEL, folder)}, dtype=dtype, limits=Limits(threads=torch.get_num_threads())
-        )
+        self._engine = self._loop.run_until_complete(_start(dtype, folder))
         self._runs: list[str] = []
+
+    @property
+    def process_id(self) -> int:
+        """Whose memory and processor time count."""
+        return self._engine.process_id
 
     def run(self, work: Workload, adapters: int = 1) -> None:
         """One forward_backward; with several adapters, a part of the rows for each, all at once."""
@@ -111,6 +117,10 @@ class Ours:
 
     def close(self) -> None:
         self._loop.run_until_complete(self._engine.close())
+
+
+async def _start(dtype: str, folder: Any) -> ChildEngine:
+    return ChildEngine({MODEL: describe(MODEL, folder)}, EngineOptions(device="cpu", dtype=dtype))
 
 
 def _batch(rows: Sequence[np.ndarray], prompt: int) -> ForwardBackwardInput:
@@ -175,9 +185,9 @@ def gemm_rate(dtype: str) -> float:
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    started = _clock()
+    started = time.perf_counter()
     work()
-    return _clock() - started
+    return time.perf_counter() - started
 
 
 def speed(names: Sequence[str], dtype: str, scale: float, rounds: int, folder: Any, params: int) -> None:
@@ -239,9 +249,15 @@ def child(side: str, name: str, dtype: str, scale: str) -> None:
     folder = Catalogue().resolve(MODEL).folder
     runner = Ours(dtype, folder) if side == "ours" else Peft(dtype, folder)
     runner.run(workload(name, float(scale)))
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+    print(_peak_memory(runner.process_id if isinstance(runner, Ours) else os.getpid()))
     if isinstance(runner, Ours):
         runner.close()
+
+
+def _peak_memory(process_id: int) -> int:
+    """MiB, as the kernel tells it."""
+    status = Path(f"/proc/{process_id}/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) // 1024
 
 
 def main() -> None:
@@ -255,14 +271,7 @@ def main() -> None:
     parser.add_argument("--dtype", nargs="*", default=["float32"], choices=["float32", "bfloat16"])
     parser.add_argument("--scale", type=float, default=0.25, help="share of each batch's rows")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument(
-        "--cpu-time", action="store_true", help="one thread, its own time: for a busy machine"
-    )
     args = parser.parse_args()
-    if args.cpu_time:
-        global _clock
-        _clock = time.process_time
-        torch.set_num_threads(1)
     folder = Catalogue().resolve(MODEL).folder
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {MODEL}, LoRA rank {RANK}")
     for dtype in args.dtype:
