@@ -33,6 +33,7 @@ from tinsmith.engine.child import ChildEngine
 from tinsmith.engine.fast.layout import micro_batches
 from tinsmith.engine.host import describe
 from tinsmith.engine.interface import EngineOptions
+from tinsmith.engine.local import Limits
 from tinsmith.engine.models import Catalogue
 from tinsmith.types import Datum, ForwardBackwardInput, LoraConfig, ModelInput
 
@@ -58,7 +59,9 @@ class Workload:
     def computed(self) -> int:
         """Tokens left once shared prompts are computed once, per portion of the default size."""
         lengths = [len(row) for row in self.rows]
-        return sum(g.slots(lengths) for portion in micro_batches(self.rows, 1024) for g in portion)
+        return sum(
+            g.slots(lengths) for portion in micro_batches(self.rows, Limits().train_tokens) for g in portion
+        )
 
 
 def workload(name: str, scale: float) -> Workload:
