@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from picture import curves
 
 from tinsmith.engine.child import ChildEngine
 from tinsmith.engine.fast.layout import micro_batches
@@ -219,7 +220,7 @@ def speed(names: Sequence[str], dtype: str, scale: float, rounds: int, folder: A
 
 
 def adapters(dtype: str, scale: float, rounds: int, folder: Any) -> None:
-    ours, work = Ours(dtype, folder), workload("32x32", max(scale, 0.5))  # a row or two for each
+    ours, work = Ours(dtype, folder), workload("32x128", max(scale, 0.5))  # a row or two for each
     ours.run(work, 16)
     ratios = []
     for _ in range(rounds):
@@ -229,6 +230,43 @@ def adapters(dtype: str, scale: float, rounds: int, folder: Any) -> None:
         f"\n16 adapters in one batch: {statistics.median(ratios):.0%} of the throughput of one (goal 85%); "
         f"rounds {', '.join(f'{ratio:.0%}' for ratio in ratios)}"
     )
+    ours.close()
+
+
+def pictures(dtype: str, rounds: int, folder: Any, into: Path) -> None:
+    """Throughput against the tokens of a batch, and against the adapters its rows are divided between."""
+    ours, peft = Ours(dtype, folder), Peft(dtype, folder)
+    sizes = [1, 2, 4, 8, 16, 32]  # rows of 128 tokens
+    seconds: dict[str, list[float]] = {"tinsmith": [], "transformers + PEFT": []}
+    for rows in sizes:
+        work = workload("32x128", rows / 32)
+        sides = (lambda work=work: ours.run(work)), (lambda work=work: peft.run(work))
+        best = [
+            min(times) for times in zip(*([_seconds(s) for s in sides] for _ in range(rounds)), strict=True)
+        ]
+        for name, time_ in zip(seconds, best, strict=True):
+            seconds[name].append(work.tokens / time_)
+    tokens = [128 * rows for rows in sizes]
+    picture = curves(tokens, seconds, x="tokens of a batch, in rows of 128", y=f"tokens/s, {dtype}")
+    (into / "throughput-tokens.svg").write_text(picture)
+
+    counts, work = [1, 2, 4, 8, 16], workload("32x64", 0.5)
+    ours.run(work, max(counts))
+    together, apart = [], []
+    for count in counts:
+        parts = [Workload(work.name, work.rows[at::count]) for at in range(count)]
+        together.append(min(_seconds(lambda n=count: ours.run(work, n)) for _ in range(rounds)))
+        apart.append(min(_seconds(lambda parts=parts: [peft.run(p) for p in parts]) for _ in range(rounds)))
+    rates = {
+        "tinsmith, all adapters in one batch": [work.tokens / time_ for time_ in together],
+        "transformers + PEFT, one adapter after the other": [work.tokens / time_ for time_ in apart],
+    }
+    picture = curves(counts, rates, x="adapters, 16 rows of 64 tokens in all", y=f"tokens/s, {dtype}")
+    (into / "throughput-adapters.svg").write_text(picture)
+    for label, at, series in (("tokens", tokens, seconds), ("adapters", counts, rates)):
+        print(f"\n{label:50}" + "".join(f"{value:8}" for value in at))
+        for name, values in series.items():
+            print(f"{name:50}" + "".join(f"{value:8.0f}" for value in values))
     ours.close()
 
 
@@ -269,11 +307,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("section", nargs="*", default=["speed", "adapters", "memory"])
+    parser.add_argument(
+        "section", nargs="*", default=["speed", "adapters", "memory"], help="these, or `pictures` for docs/"
+    )
     parser.add_argument("--workload", nargs="*", default=WORKLOADS, choices=WORKLOADS)
     parser.add_argument("--dtype", nargs="*", default=["float32"], choices=["float32", "bfloat16"])
     parser.add_argument("--scale", type=float, default=0.25, help="share of each batch's rows")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--into", type=Path, default=Path("docs"), help="where `pictures` puts them")
     args = parser.parse_args()
     folder = Catalogue().resolve(MODEL).folder
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {MODEL}, LoRA rank {RANK}")
@@ -282,6 +323,8 @@ def main() -> None:
             speed(args.workload, dtype, args.scale, args.rounds, folder, params=134_479_872)
         if "adapters" in args.section:
             adapters(dtype, args.scale, args.rounds, folder)
+        if "pictures" in args.section:
+            pictures(dtype, args.rounds, folder, args.into)
         if "memory" in args.section:
             memory(args.workload, dtype, args.scale)
 
