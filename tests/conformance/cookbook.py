@@ -44,15 +44,16 @@ class Recipe:
 
     module: str
     arguments: tuple[str, ...]
-    reports: str  # a metric every line of its log must have
+    moves: str  # a metric that changes from step to step where the model is really trained
 
 
+# Long enough for some answers to end as they should and others not: equal rewards would train nothing.
 _RL = (
     "env=arithmetic",
-    "groups_per_batch=2",
-    "group_size=4",
-    "max_tokens=6",
-    "max_steps=2",
+    "groups_per_batch=4",
+    "group_size=8",
+    "max_tokens=16",
+    "max_steps=3",
     "learning_rate=1e-4",
     "eval_every=0",
 )
@@ -64,7 +65,7 @@ RECIPES = {
     ),
     **{
         f"math_rl-{loss}": Recipe(
-            "tinker_cookbook.recipes.math_rl.train", (*_RL, f"loss_fn={loss}"), "optim/lr"
+            "tinker_cookbook.recipes.math_rl.train", (*_RL, f"loss_fn={loss}"), "unclipped_grad_l2:mean"
         )
         for loss in ("importance_sampling", "ppo", "cispo")
     },
@@ -126,11 +127,11 @@ def main(names: list[str]) -> None:
         with ServiceProcess(folder / "data", models=[MODEL], options=options) as service:
             for name in names or RECIPES:
                 rows = run(RECIPES[name], name, folder, service.url)
-                metric = RECIPES[name].reports
+                metric = RECIPES[name].moves
                 values = [row[metric] for row in rows if metric in row]
-                if not values:
-                    raise RuntimeError(f"{name}: no line reports {metric}: {rows}")
-                print(f"{name}: {len(values)} steps, {metric} {values}")
+                if len(set(values)) < 2:
+                    raise RuntimeError(f"{name} trained nothing: {metric} is {values} in {rows}")
+                print(f"{name}: {metric} {values}", flush=True)
 
 
 if __name__ == "__main__":
