@@ -19,8 +19,8 @@ from tinsmith.engine.models import Catalogue
 from tinsmith.testing import ServiceProcess
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
-NAME = "meta-llama/Llama-3.2-1B"  # a name the cookbook knows; the service knows it as an alias
-TOKENIZER = "thinkingmachineslabinc/meta-llama-3-instruct-tokenizer"  # where the SDK looks for that name's
+NAME = "Qwen/Qwen3-4B-Instruct-2507"  # a name the cookbook knows; the service knows it as an alias
+RENDERER = "qwen3_instruct"  # its chat format is that of our model too
 VERSION = "0.6.1"
 # tinker-cookbook asks for a newer tml-renderers than there is, so both come without their dependencies.
 PACKAGES = (f"tinker-cookbook=={VERSION}", "tml-renderers", "tinker==0.38.0", *EXTRA)
@@ -47,12 +47,12 @@ class Recipe:
     moves: str  # a metric that changes from step to step where the model is really trained
 
 
-# Long enough for some answers to end as they should and others not: equal rewards would train nothing.
+# Answers long enough to end, or not; where all rewards were equal nothing would be trained.
 _RL = (
     "env=arithmetic",
     "groups_per_batch=4",
     "group_size=8",
-    "max_tokens=16",
+    "max_tokens=12",
     "max_steps=3",
     "learning_rate=1e-4",
     "eval_every=0",
@@ -79,7 +79,7 @@ RECIPES = {
 
 def prepare(folder: Path) -> None:
     """Data sets and the tokenizer, as local folders of the names that would be looked up on a hub."""
-    tokenizer = folder / TOKENIZER
+    tokenizer = folder / NAME
     tokenizer.parent.mkdir(parents=True)
     tokenizer.symlink_to(Catalogue().resolve(MODEL).folder)
     pairs = [(f"What is {n} plus {n}?", f"It is {2 * n}.", "I do not know.") for n in range(1, 17)]
@@ -108,7 +108,7 @@ def run(recipe: Recipe, name: str, folder: Path, url: str) -> list[dict[str, flo
     """Run a recipe to its end; the lines of its log."""
     python = make_environment(f"cookbook-{VERSION}", PACKAGES, LIBRARIES + MATHEMATICS)
     log = folder / "logs" / name
-    command = [str(python), "-m", recipe.module, f"model_name={NAME}", "renderer_name=role_colon"]
+    command = [str(python), "-m", recipe.module, f"model_name={NAME}", f"renderer_name={RENDERER}"]
     command += [f"log_path={log}", f"base_url={url}", *recipe.arguments]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TINKER_")}
     environment |= {"TINKER_API_KEY": "tml-test", "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
@@ -129,7 +129,7 @@ def main(names: list[str]) -> None:
                 rows = run(RECIPES[name], name, folder, service.url)
                 metric = RECIPES[name].moves
                 values = [row[metric] for row in rows if metric in row]
-                if len(set(values)) < 2:
+                if not values or max(values) - min(values) < 1e-3:
                     raise RuntimeError(f"{name} trained nothing: {metric} is {values} in {rows}")
                 print(f"{name}: {metric} {values}", flush=True)
 
