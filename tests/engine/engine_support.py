@@ -145,4 +145,5 @@ def gradient_error(
     """By tensor, the length of the difference as a share of the gradient's own, which must not be zero."""
     assert found.keys() == expected.keys()
     norm = torch.linalg.vector_norm
+    assert all(norm(right) > 0 for right in expected.values())
     return {name: float(norm(found[name] - right) / norm(right)) for name, right in expected.items()}

@@ -1,4 +1,4 @@
-"""The embedded model itself: transformers' log-probabilities, and autograd's gradients through merged weights."""
+"""The embedded model itself: log-probabilities against transformers, gradients against merged weights."""
 
 from collections.abc import Mapping
 

@@ -201,8 +201,15 @@ class Runs:
             run.queue.consume(seq_id)
 
     async def unload(self, owner: str, run_id: str) -> str:
-        """Accept the end of a run."""
-        return await self.submit(owner, run_id, None, "unload_model", UnloadModelRequest(model_id=run_id))
+        """Accept the end of a run. It ends once: whoever asks again is given the same operation."""
+        earlier = await self._journal.request_of(owner, run_id, "unload_model")
+        if earlier is not None:
+            return earlier
+        run = self.live(owner, run_id)
+        if run.unload_seq is None:
+            run.unload_seq = run.queue.assign()
+        request = UnloadModelRequest(model_id=run_id)
+        return await self.submit(owner, run_id, run.unload_seq, "unload_model", request)
 
     # -- working ---------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy import Connection
 
 from tinsmith.engine.interface import Engine
 from tinsmith.store import Blobs, Database, schema
@@ -122,9 +123,14 @@ class Samplers:
         size: int = 0,
     ) -> Sampler:
         sampler = Sampler(sampler_id, session_id, owner, base_model, model_path, blob, size, time.time())
-        await self._database.write(lambda connection: connection.execute(_table.insert(), sampler.row()))
-        self._known[sampler_id] = sampler
-        return sampler
+
+        def change(connection: Connection) -> None:
+            same = sa.select(_table.c.sampler_id).where(_table.c.sampler_id == sampler_id)
+            if connection.scalar(same) is None:  # else a twin of this request was first
+                connection.execute(_table.insert(), sampler.row())
+
+        await self._database.write(change)
+        return self._known.setdefault(sampler_id, sampler)
 
     async def _find(self, sampler_id: str) -> Sampler | None:
         if sampler_id not in self._known:
