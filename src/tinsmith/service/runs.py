@@ -181,10 +181,14 @@ class Runs:
             raise UserError(f"{seq} is closed: its turn has passed", field="seq_id")
         run.last_request_at = time.time()
         operation = Operation(request_id, owner, run_id, seq, kind, payload)
-        with self._quotas.admitted(operation):
-            ticket = await self._journal.accept(operation)
-            if ticket is not None:
-                self._enqueue(run, operation, ticket)
+        try:
+            with self._quotas.admitted(operation):
+                ticket = await self._journal.accept(operation)
+                if ticket is not None:
+                    self._enqueue(run, operation, ticket)
+        except UserError:
+            run.queue.consume(seq)  # its client counts on
+            raise
         return request_id
 
     def _enqueue(self, run: Run, operation: Operation, ticket: Ticket) -> None:
