@@ -22,7 +22,7 @@ from .auth import NOBODY, Authenticator, RejectedToken, Unauthorized
 from .call import Call, Malformed, TooLarge, TooSlow, read_body, reply
 from .metrics import Metrics
 from .openapi import DOCUMENT_PATHS, document
-from .routes import API, ROUTES, Route
+from .routes import ROUTES, Route
 from .training import consume
 
 log = logging.getLogger(__name__)
@@ -57,9 +57,7 @@ def create_app(service: Service, auth: Authenticator, *, own_service: bool = Fal
 
     metrics = Metrics(service)
     routes = [
-        StarletteRoute(
-            f"{API}/{route.path}", _endpoint(service, auth, route, metrics), methods=[route.method]
-        )
+        StarletteRoute(route.address, _endpoint(service, auth, route, metrics), methods=[route.method])
         for route in ROUTES
     ]
     extra = Route("GET", "metrics", metrics.handler)

@@ -189,7 +189,9 @@ class Samplers:
         if request.base_model is None and request.model_path is None:
             raise UserError("give sampling_session_id, base_model or model_path", field="sampling_session_id")
         base_model, blob = await self._source(owner, request.base_model, request.model_path)
-        sampler_id = f"direct:{owner}:{request.model_path or base_model}"
+        # A name may be given to other weights later: those are another sampler.
+        weights = base_model if blob is None else f"{request.model_path}:{blob.rpartition('/')[2]}"
+        sampler_id = f"direct:{owner}:{weights}"
         existing = await self._find(sampler_id)
         return existing or await self._add("direct", owner, sampler_id, base_model, request.model_path, blob)
 
