@@ -1,4 +1,4 @@
-"""Run by an interpreter that has OpenAI's own client: both kinds of completion, the list of models, a refusal.
+"""Run by an interpreter that has OpenAI's own client: completions, the list of models, a refusal.
 
 Prints one JSON object with what happened; the test judges it.
 """
