@@ -25,7 +25,7 @@ def main() -> None:
         top_logprobs=1,
     )
     try:
-        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}], stream=True)
+        client.completions.create(model=MODEL, prompt="x", frequency_penalty=0.5)
         refusal = ""
     except openai.UnprocessableEntityError as error:
         refusal = str(error)

@@ -27,4 +27,4 @@ def test_completions(tinsmith_service: ServiceProcess) -> None:
     assert all(logprob <= 0 for logprob in said["token_logprobs"])
     assert len(set(said["answers"])) == 2
     assert all(1 <= count <= 4 for count in said["logprobs"])
-    assert "stream" in said["refusal"]
+    assert "frequency_penalty" in said["refusal"]
