@@ -7,10 +7,10 @@ BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check format bench crash soak proto clean
+.PHONY: help demo test check format bench crash soak cookbook compatibility proto clean
 
 help:  ## Show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 demo: $(VENV)/.serve  ## Fine-tune a real model, here and now
 	$(BIN)/tinsmith demo
@@ -36,6 +36,12 @@ crash: $(VENV)/.dev  ## Train through two dozen kills; crash at every write, ove
 
 soak: $(VENV)/.dev  ## An hour of mixed load (MINUTES=5: five minutes): does anything grow?
 	$(BIN)/python bench/soak.py --minutes $(or $(MINUTES),60)
+
+cookbook: $(VENV)/.dev  ## Run tinker-cookbook's recipes, unmodified, against a live service (minutes)
+	$(BIN)/python tests/conformance/cookbook.py
+
+compatibility: $(VENV)/.dev  ## Call every method of the official SDKs and write docs/compatibility.md (minutes)
+	$(BIN)/python tests/conformance/compatibility.py
 
 proto: $(VENV)/.dev  ## Regenerate wire/messages_pb2.py (needs grpcio-tools 1.73, for code any protobuf >= 6.31 reads)
 	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/tinsmith/wire/messages.proto

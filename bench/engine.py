@@ -3,7 +3,8 @@
     python bench/engine.py                  all sections, float32, a quarter of each batch
     python bench/engine.py speed --scale 1 --dtype bfloat16
 
-Both sides do forward and backward of the same rows, with LoRA of rank 32 on all linear layers of the blocks.
+Both sides do forward and backward of the same rows, with LoRA of rank 32 on all linear layers of the blocks,
+each in a process of its own: ours as `tinsmith serve` runs it.
 PEFT runs at its best setting here: sdpa attention, no gradient checkpointing, padded micro-batches of 8 rows
 sorted by length, logits of the completion only where there is a prompt. The limit is the time of the base
 model's products alone, 4 N flops a token, at the best float32 or bfloat16 rate measured in the same run.
@@ -14,27 +15,31 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import resource
+import os
+import re
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from picture import curves
 
+from tinsmith.engine.child import ChildEngine
 from tinsmith.engine.fast.layout import micro_batches
 from tinsmith.engine.host import describe
-from tinsmith.engine.local import Limits, LocalEngine
+from tinsmith.engine.interface import EngineOptions
+from tinsmith.engine.local import Limits
 from tinsmith.engine.models import Catalogue
 from tinsmith.types import Datum, ForwardBackwardInput, LoraConfig, ModelInput
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 RANK = 32
-_clock = time.perf_counter
 GOALS = {"32x128": 2.5, "8x256": 2.0, "ragged": 4.0, "rl": 5.0}
 WORKLOADS = tuple(GOALS)
 
@@ -55,7 +60,9 @@ class Workload:
     def computed(self) -> int:
         """Tokens left once shared prompts are computed once, per portion of the default size."""
         lengths = [len(row) for row in self.rows]
-        return sum(g.slots(lengths) for portion in micro_batches(self.rows, 1024) for g in portion)
+        return sum(
+            g.slots(lengths) for portion in micro_batches(self.rows, Limits().train_tokens) for g in portion
+        )
 
 
 def workload(name: str, scale: float) -> Workload:
@@ -81,14 +88,17 @@ def workload(name: str, scale: float) -> Workload:
 
 
 class Ours:
-    """The engine as the service calls it."""
+    """The engine as the service calls it: in a process of its own."""
 
     def __init__(self, dtype: str, folder: Any) -> None:
         self._loop = asyncio.new_event_loop()
-        self._engine = LocalEngine(
-            {MODEL: describe(MODEL, folder)}, dtype=dtype, limits=Limits(threads=torch.get_num_threads())
-        )
+        self._engine = self._loop.run_until_complete(_start(dtype, folder))
         self._runs: list[str] = []
+
+    @property
+    def process_id(self) -> int:
+        """Whose memory and processor time count."""
+        return self._engine.process_id
 
     def run(self, work: Workload, adapters: int = 1) -> None:
         """One forward_backward; with several adapters, a part of the rows for each, all at once."""
@@ -111,6 +121,10 @@ class Ours:
 
     def close(self) -> None:
         self._loop.run_until_complete(self._engine.close())
+
+
+async def _start(dtype: str, folder: Any) -> ChildEngine:
+    return ChildEngine({MODEL: describe(MODEL, folder)}, EngineOptions(device="cpu", dtype=dtype))
 
 
 def _batch(rows: Sequence[np.ndarray], prompt: int) -> ForwardBackwardInput:
@@ -175,9 +189,9 @@ def gemm_rate(dtype: str) -> float:
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    started = _clock()
+    started = time.perf_counter()
     work()
-    return _clock() - started
+    return time.perf_counter() - started
 
 
 def speed(names: Sequence[str], dtype: str, scale: float, rounds: int, folder: Any, params: int) -> None:
@@ -206,7 +220,7 @@ def speed(names: Sequence[str], dtype: str, scale: float, rounds: int, folder: A
 
 
 def adapters(dtype: str, scale: float, rounds: int, folder: Any) -> None:
-    ours, work = Ours(dtype, folder), workload("32x32", max(scale, 0.5))  # a row or two for each
+    ours, work = Ours(dtype, folder), workload("32x128", max(scale, 0.5))  # a row or two for each
     ours.run(work, 16)
     ratios = []
     for _ in range(rounds):
@@ -216,6 +230,43 @@ def adapters(dtype: str, scale: float, rounds: int, folder: Any) -> None:
         f"\n16 adapters in one batch: {statistics.median(ratios):.0%} of the throughput of one (goal 85%); "
         f"rounds {', '.join(f'{ratio:.0%}' for ratio in ratios)}"
     )
+    ours.close()
+
+
+def pictures(dtype: str, rounds: int, folder: Any, into: Path) -> None:
+    """Throughput against the tokens of a batch, and against the adapters its rows are divided between."""
+    ours, peft = Ours(dtype, folder), Peft(dtype, folder)
+    sizes = [1, 2, 4, 8, 16, 32]  # rows of 128 tokens
+    seconds: dict[str, list[float]] = {"tinsmith": [], "transformers + PEFT": []}
+    for rows in sizes:
+        work = workload("32x128", rows / 32)
+        sides = (lambda work=work: ours.run(work)), (lambda work=work: peft.run(work))
+        best = [
+            min(times) for times in zip(*([_seconds(s) for s in sides] for _ in range(rounds)), strict=True)
+        ]
+        for name, time_ in zip(seconds, best, strict=True):
+            seconds[name].append(work.tokens / time_)
+    tokens = [128 * rows for rows in sizes]
+    picture = curves(tokens, seconds, x="tokens of a batch, in rows of 128", y=f"tokens/s, {dtype}")
+    (into / "throughput-tokens.svg").write_text(picture)
+
+    counts, work = [1, 2, 4, 8, 16], workload("32x64", 0.5)
+    ours.run(work, max(counts))
+    together, apart = [], []
+    for count in counts:
+        parts = [Workload(work.name, work.rows[at::count]) for at in range(count)]
+        together.append(min(_seconds(lambda n=count: ours.run(work, n)) for _ in range(rounds)))
+        apart.append(min(_seconds(lambda parts=parts: [peft.run(p) for p in parts]) for _ in range(rounds)))
+    rates = {
+        "tinsmith, all adapters in one batch": [work.tokens / time_ for time_ in together],
+        "transformers + PEFT, one adapter after the other": [work.tokens / time_ for time_ in apart],
+    }
+    picture = curves(counts, rates, x="adapters, 16 rows of 64 tokens in all", y=f"tokens/s, {dtype}")
+    (into / "throughput-adapters.svg").write_text(picture)
+    for label, at, series in (("tokens", tokens, seconds), ("adapters", counts, rates)):
+        print(f"\n{label:50}" + "".join(f"{value:8}" for value in at))
+        for name, values in series.items():
+            print(f"{name:50}" + "".join(f"{value:8.0f}" for value in values))
     ours.close()
 
 
@@ -239,9 +290,15 @@ def child(side: str, name: str, dtype: str, scale: str) -> None:
     folder = Catalogue().resolve(MODEL).folder
     runner = Ours(dtype, folder) if side == "ours" else Peft(dtype, folder)
     runner.run(workload(name, float(scale)))
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+    print(_peak_memory(runner.process_id if isinstance(runner, Ours) else os.getpid()))
     if isinstance(runner, Ours):
         runner.close()
+
+
+def _peak_memory(process_id: int) -> int:
+    """MiB, as the kernel tells it."""
+    status = Path(f"/proc/{process_id}/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) // 1024
 
 
 def main() -> None:
@@ -250,19 +307,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("section", nargs="*", default=["speed", "adapters", "memory"])
+    parser.add_argument(
+        "section", nargs="*", default=["speed", "adapters", "memory"], help="these, or `pictures` for docs/"
+    )
     parser.add_argument("--workload", nargs="*", default=WORKLOADS, choices=WORKLOADS)
     parser.add_argument("--dtype", nargs="*", default=["float32"], choices=["float32", "bfloat16"])
     parser.add_argument("--scale", type=float, default=0.25, help="share of each batch's rows")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument(
-        "--cpu-time", action="store_true", help="one thread, its own time: for a busy machine"
-    )
+    parser.add_argument("--into", type=Path, default=Path("docs"), help="where `pictures` puts them")
     args = parser.parse_args()
-    if args.cpu_time:
-        global _clock
-        _clock = time.process_time
-        torch.set_num_threads(1)
     folder = Catalogue().resolve(MODEL).folder
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {MODEL}, LoRA rank {RANK}")
     for dtype in args.dtype:
@@ -270,6 +323,8 @@ def main() -> None:
             speed(args.workload, dtype, args.scale, args.rounds, folder, params=134_479_872)
         if "adapters" in args.section:
             adapters(dtype, args.scale, args.rounds, folder)
+        if "pictures" in args.section:
+            pictures(dtype, args.rounds, folder, args.into)
         if "memory" in args.section:
             memory(args.workload, dtype, args.scale)
 

@@ -25,6 +25,7 @@ from tinsmith.engine.host import describe, open_engine
 from tinsmith.engine.interface import EngineOptions
 from tinsmith.engine.models import Catalogue
 from tinsmith.types import (
+    AdamParams,
     Datum,
     ForwardBackwardInput,
     LoraConfig,
@@ -120,6 +121,43 @@ def _batch(rows: Rows, prompt: int) -> ForwardBackwardInput:
     return ForwardBackwardInput(data, "cross_entropy")
 
 
+async def exactness(folder: Path, device: str) -> None:
+    """How far the numbers are from float32 on the CPU: log-probabilities before and after a step."""
+    rng = np.random.default_rng(3)
+    rows = [rng.integers(10, SHAPE["vocab_size"], n) for n in (120, 40, 200)]
+    found = {}
+    for where, dtype in (("cpu", "float32"), (device, "float32"), (device, "bfloat16")):
+        side = Ours(folder, where, dtype)
+        await side.open(1)
+        steps = []
+        for _ in range(2):
+            output = await side.engine.forward_backward("run0", _batch(rows, 0), True)
+            steps.append(np.concatenate([out["logprobs"].to_numpy() for out in output.loss_fn_outputs]))
+            norm = (await side.engine.optim_step("run0", AdamParams(learning_rate=1e-3)))[
+                "unclipped_grad_l2:mean"
+            ]
+        await side.engine.open_sampler("after", "model", run_id="run0")
+        params = SamplingParams(max_tokens=1, stop=[])
+        job = SampleJob(ModelInput.from_ints(rows[0].tolist()), params, 1, seed=1, prompt_logprobs=True)
+        sampled = np.array((await side.engine.sample("after", job)).prompt_logprobs[1:])
+        output = await side.engine.forward_backward("run0", _batch(rows[:1], 0), False)
+        trained = output.loss_fn_outputs[0]["logprobs"].to_numpy()
+        await side.engine.close()
+        found[where, dtype] = steps, norm, float(np.abs(sampled - trained).max())
+    print(
+        "\n| logprobs against float32 on the CPU | largest | mean | after a step: largest | mean "
+        "| gradient norm, relative | sampler against trainer |\n|---|---|---|---|---|---|---|"
+    )
+    (first, second), norm, _ = found["cpu", "float32"]
+    for (where, dtype), ((one, two), other, agreement) in found.items():
+        apart, later = np.abs(one - first), np.abs(two - second)
+        print(
+            f"| {where} {dtype} | {apart.max():.1e} | {apart.mean():.1e} | {later.max():.1e} "
+            f"| {later.mean():.1e} | {abs(other / norm - 1):.1e} | {agreement:.1e} |",
+            flush=True,
+        )
+
+
 class Theirs:
     """transformers + PEFT as its users write it: sorted by length, at most 16,384 padded tokens at once."""
 
@@ -206,6 +244,7 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         make_model(folder, options.layers)
+        await exactness(folder, options.device)
         ours = Ours(folder, options.device, options.dtype)
         theirs = Theirs(folder, options.device, options.dtype)
         await ours.open(16)

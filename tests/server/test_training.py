@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import random
+import itertools
+from typing import Any
 
 import pytest
-from server_support import TOKENS, Serve, batch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from server_support import TOKENS, Api, Serve, batch
 
 
 def test_training_lowers_the_loss_and_a_checkpoint_brings_it_back(serve: Serve) -> None:
@@ -50,33 +53,60 @@ def test_forward_leaves_no_gradient(serve: Serve) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_operations_run_in_seq_order_whatever_order_they_arrive_in(serve: Serve, seed: int) -> None:
-    """Gradients and steps that do not commute, sent in order and in random order, end in the same bits."""
+def _operations() -> list[tuple[str, dict[str, Any]]]:
+    """Gradients and steps that do not commute; each without its run and seq id."""
+    return [
+        ("optim_step", {"adam_params": {"learning_rate": 0.01 * seq}})
+        if seq % 3 == 0
+        else ("forward_backward", batch("", seq, tokens=[*TOKENS, seq]))
+        for seq in range(1, 9)
+    ]
 
-    async def main() -> None:
-        async with serve() as api:
-            session = await api.session()
-            calls = []
-            for seq in range(1, 13):
-                if seq % 3:
-                    calls.append(("forward_backward", seq, batch("", seq, tokens=[*TOKENS, seq])))
-                else:
-                    calls.append(("optim_step", seq, {"adam_params": {"learning_rate": 0.01 * seq}}))
-            ends = []
-            for number in (0, 1):
-                run = await api.run(session, number)
-                if number:
-                    random.Random(seed).shuffle(calls)
-                submitted = [
-                    await api.post(path, **(body | {"model_id": run, "seq_id": seq}))
-                    for path, seq, body in calls
-                ]
-                await asyncio.gather(*(api.result(reply["request_id"]) for reply in submitted))
-                ends.append(await api.loss(run, 13, "forward"))
-            assert ends[0] == ends[1]
 
-    asyncio.run(main())
+async def _end_of(api: Api, run: str, arriving: list[int], refused: set[int]) -> Any:
+    """Submit in this order, some of them malformed; what the run computes when all are done."""
+    accepted = []
+    for seq in arriving:
+        path, body = _operations()[seq - 1]
+        body |= {"model_id": run, "seq_id": seq}
+        if seq in refused:
+            response = await api.http.post(path, json=body | {"surprise": 1})
+            assert response.status_code == 422, response.text
+        else:
+            accepted.append((await api.post(path, **body))["request_id"])
+    assert all("error" not in result for result in await asyncio.gather(*map(api.result, accepted)))
+    return await api.loss(run, 9, "forward")
+
+
+def test_operations_run_in_seq_order_whatever_order_they_arrive_in(serve: Serve) -> None:
+    """In any order, some twice, some refused: it ends in the same bits as one after the other."""
+    numbers = itertools.count()
+
+    with asyncio.Runner() as runner:
+        service = serve(gap_timeout=3600)
+        api = runner.run(service.__aenter__())
+        session = runner.run(api.session())
+
+        @settings(max_examples=12)
+        @given(
+            st.permutations(range(1, 9)), st.lists(st.integers(0, 7), max_size=3), st.sets(st.integers(1, 8))
+        )
+        def property_of(order: list[int], again: list[int], refused: set[int]) -> None:
+            async def both() -> tuple[Any, Any]:
+                straight, mixed = [await api.run(session, next(numbers)) for _ in range(2)]
+                arriving = [*order, *(order[at] for at in again)]
+                return (
+                    await _end_of(api, straight, list(range(1, 9)), refused),
+                    await _end_of(api, mixed, arriving, refused),
+                )
+
+            one, other = runner.run(both())
+            assert one == other
+
+        try:
+            property_of()
+        finally:
+            runner.run(service.__aexit__(None, None, None))
 
 
 def test_a_resubmission_finds_its_future_and_runs_nothing_twice(serve: Serve) -> None:

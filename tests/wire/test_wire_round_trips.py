@@ -307,7 +307,7 @@ def test_the_length_of_an_old_image_survives_protobuf() -> None:
 def test_a_pointer_cannot_be_trained_on() -> None:
     pointer = ImageAssetPointerChunk(location="x", format="png", expected_tokens=1)
     batch = ForwardBackwardInput([Datum(ModelInput([pointer]))], "l")
-    with pytest.raises(UserError, match=r"model_input.chunks\[0\]"):
+    with pytest.raises(UserError, match=r"^data\[0\]\.model_input\.chunks\[0\]"):
         protobuf.encode_forward_backward(ForwardBackwardCall("m", 1, batch))
 
 

@@ -13,18 +13,28 @@ from rich.table import Table
 
 import tinsmith
 from tinsmith.recipes import chat, demo, sft
+from tinsmith.store import DataDirUnusable
+
+from .fetching import catalogue
 
 BASE_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+_COUNT = click.IntRange(min=1)
 
 
 @click.command("demo")
 @click.option(
     "--model", default=BASE_MODEL, show_default=True, help="A base model: a name or a local folder."
 )
-@click.option("--rank", default=16, show_default=True, help="Rank of the LoRA adapter.")
-@click.option("--epochs", default=4, show_default=True, help="Times through the data.")
-@click.option("--batch-size", default=10, show_default=True, help="Examples per optimizer step.")
-@click.option("--learning-rate", default=2e-3, show_default=True, help="At the first step; falls to zero.")
+@click.option("--rank", type=_COUNT, default=16, show_default=True, help="Rank of the LoRA adapter.")
+@click.option("--epochs", type=_COUNT, default=4, show_default=True, help="Times through the data.")
+@click.option("--batch-size", type=_COUNT, default=10, show_default=True, help="Examples per optimizer step.")
+@click.option(
+    "--learning-rate",
+    type=click.FloatRange(min=0),
+    default=2e-3,
+    show_default=True,
+    help="At the first step; falls to zero.",
+)
 def command(model: str, rank: int, epochs: int, batch_size: int, learning_rate: float) -> None:
     """Fine-tune a small language model on this machine: no account, no GPU, a few minutes.
 
@@ -34,8 +44,17 @@ def command(model: str, rank: int, epochs: int, batch_size: int, learning_rate: 
     console = Console(highlight=False)
     data = demo.examples()
     console.print(
-        f"[bold]Tinsmith[/bold]: LoRA (rank {rank}) on {model}, {len(data)} examples, {epochs} epochs\n"
+        f"[bold]Tinsmith[/bold]: LoRA (rank {rank}) on {model}\n{len(data)} examples, {epochs} epochs\n"
     )
+    with catalogue(lambda message: console.print(message, soft_wrap=True)) as models:
+        models.resolve(model)
+    try:
+        _run(console, data, model, rank, epochs=epochs, batch_size=batch_size, learning_rate=learning_rate)
+    except (tinsmith.TinkerError, DataDirUnusable) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _run(console: Console, data: Sequence[tuple[str, str]], model: str, rank: int, **how: Any) -> None:
     with tinsmith.ServiceClient(base_url=tinsmith.EMBEDDED) as service:
         with console.status("getting the model ready"):
             training = service.create_lora_training_client(base_model=model, rank=rank, seed=0).result()
@@ -44,7 +63,7 @@ def command(model: str, rank: int, epochs: int, batch_size: int, learning_rate: 
             console, tokenizer, service.create_sampling_client(base_model=model).result(), "before"
         )
         batches = [chat.datum(tokenizer, question, answer) for question, answer in data]
-        _train(console, training, batches, epochs=epochs, batch_size=batch_size, learning_rate=learning_rate)
+        _train(console, training, batches, **how)
         after = _answers(
             console, tokenizer, training.save_weights_and_get_sampling_client().result(), "after"
         )

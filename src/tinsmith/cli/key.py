@@ -9,14 +9,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from tinsmith.service.keys import Keys, Role
 from tinsmith.service.limits import parse_limits
 from tinsmith.service.settings import default_data_dir
 from tinsmith.store import Database
 from tinsmith.types import UserError
+
+from .tables import show
 
 _data_dir = click.option(
     "--data-dir",
@@ -88,15 +88,13 @@ def create(
 @_data_dir
 def list_(data_dir: Path) -> None:
     """Every key there ever was."""
-    table = Table(box=None, pad_edge=False)
-    for heading in ("id", "name", "owner", "role", "limits", "made", "revoked", "note"):
-        table.add_column(heading, overflow="fold")
+    rows = []
     with _keys(data_dir) as keys:
         for key in keys.all():
             made, revoked = _day(key.created_at), _day(key.revoked_at)
             limits = " ".join(f"{name}={value}" for name, value in key.limits.items()) or "-"
-            table.add_row(str(key.key_id), key.name, key.owner, key.role, limits, made, revoked, key.note)
-    Console().print(table)
+            rows.append((str(key.key_id), key.name, key.owner, key.role, limits, made, revoked, key.note))
+    show(("id", "name", "owner", "role", "limits", "made", "revoked", "note"), rows)
 
 
 @command.command("limit")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import click
-from rich.console import Console
-from rich.table import Table
+from collections.abc import Iterator
 
-from tinsmith.engine.models import Catalogue, ModelUnavailable
+import click
+
+from tinsmith.engine.models import Catalogue
+
+from .fetching import catalogue
+from .tables import show
 
 
 @click.group("models")
@@ -17,23 +20,19 @@ def command() -> None:
 @command.command("list")
 def list_() -> None:
     """The built-in models and those pulled before."""
-    table = Table(box=None, pad_edge=False)
-    for heading in ("name", "kind", "on disk", "context", "folder"):
-        table.add_column(heading, overflow="fold")
+    show(("name", "kind", "on disk", "context", "folder"), _rows())
+
+
+def _rows() -> Iterator[tuple[str, ...]]:
     for entry in Catalogue().entries():
         size = f"{entry.size_bytes / 1e6:.1f} MB" if entry.on_disk else "-"
-        table.add_row(entry.name, entry.kind, size, str(entry.context_length or "-"), str(entry.folder))
-    Console().print(table)
+        yield entry.name, entry.kind, size, str(entry.context_length or "-"), str(entry.folder)
 
 
 @command.command("pull")
 @click.argument("name")
 def pull(name: str) -> None:
     """Fetch a causal language model, NAME like org/name, from the hub (or make a built-in one ready)."""
-    catalogue = Catalogue(on_progress=lambda message: click.echo(message, err=True))
-    try:
-        built_in = any(entry.kind == "built-in" and entry.name == name for entry in catalogue.entries())
-        entry = catalogue.resolve(name) if built_in else catalogue.pull(name)
-    except ModelUnavailable as error:
-        raise click.ClickException(str(error)) from error
+    with catalogue() as models:
+        entry = models.pull(name)
     click.echo(f"{entry.name} is ready in {entry.folder}")

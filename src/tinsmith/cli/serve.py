@@ -60,18 +60,20 @@ def command(**given: Any) -> None:
 
     # Brought in late, so that --help and mistakes answer at once.
     from tinsmith.engine.host import offer
-    from tinsmith.engine.models import Catalogue, ModelUnavailable, parse_alias
+    from tinsmith.engine.models import parse_alias
     from tinsmith.server import create_app
     from tinsmith.server.auth import Authenticator
     from tinsmith.server.browsers import ForeignPages
     from tinsmith.server.listen import listen
     from tinsmith.service import Service
 
-    catalogue = Catalogue(on_progress=lambda message: click.echo(message, err=True))
+    from .fetching import catalogue
+
     try:
-        base_models = offer(catalogue, settings.models, map(parse_alias, settings.aliases))
+        with catalogue() as models:
+            base_models = offer(models, settings.models, map(parse_alias, settings.aliases))
         service = Service(_engine(settings, base_models), settings)
-    except (ModelUnavailable, ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError) as error:
         raise click.ClickException(str(error)) from error
     key = settings.api_key.get_secret_value() if settings.api_key else None
     auth = Authenticator(key, service.keys, service.tokens)

@@ -45,7 +45,7 @@ class Limits:
     """How much is done at once: bounds on memory and on how long a step keeps others waiting."""
 
     max_lora_rank: int = 256
-    train_tokens: int = 1024  # of one training pass, padding included
+    train_tokens: int = 1536  # of one training pass, padding included
     train_bytes: int = 2**30  # of activations kept for the backward pass; what exceeds it is computed twice
     prefill_tokens: int = 1024  # of prompts, read in one step
     prefill_tokens_beside: int = 256  # of prompts, read in one step that decodes other sequences as well
@@ -63,7 +63,7 @@ class Limits:
             return cls()
         free, _ = torch.cuda.mem_get_info(device)
         return cls(
-            train_tokens=16384,
+            train_tokens=24576,
             train_bytes=free // 2,
             prefill_tokens=8192,
             prefill_tokens_beside=2048,

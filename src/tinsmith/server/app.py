@@ -57,9 +57,7 @@ def create_app(service: Service, auth: Authenticator, *, own_service: bool = Fal
 
     metrics = Metrics(service)
     routes = [
-        StarletteRoute(
-            f"{API}/{route.path}", _endpoint(service, auth, route, metrics), methods=[route.method]
-        )
+        StarletteRoute(route.address, _endpoint(service, auth, route, metrics), methods=[route.method])
         for route in ROUTES
     ]
     extra = Route("GET", "metrics", metrics.handler)
@@ -125,7 +123,7 @@ async def _parse(call: Call, route: Route) -> object:
 def _error(error: Exception, route: Route) -> Response:
     for kind, status in STATUS:
         if isinstance(error, kind):
-            response = reply({"detail": str(error)}, status)
+            response = _refusal(route, str(error), status)
             if status in _TRY_AGAIN_LATER:
                 seconds = getattr(error, "retry_after", _TRY_AGAIN_LATER[status])
                 response.headers["Retry-After"] = str(seconds)
@@ -133,7 +131,16 @@ def _error(error: Exception, route: Route) -> Response:
                 response.headers["WWW-Authenticate"] = _NEW_TOKEN
             return response
     log.error("%s %s failed", route.method, route.path, exc_info=error)
-    return reply({"detail": f"internal error: {type(error).__name__}"}, 500)
+    return _refusal(route, f"internal error: {type(error).__name__}", 500)
+
+
+def _refusal(route: Route, message: str, status: int) -> Response:
+    """What was wrong; for OpenAI's clients also where they look for it."""
+    if route.prefix == API:
+        return reply({"detail": message}, status)
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    error = {"message": message, "type": kind, "param": None, "code": None}
+    return reply({"detail": message, "error": error}, status)
 
 
 async def _http_error(_request: Request, error: Exception) -> Response:

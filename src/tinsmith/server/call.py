@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -16,6 +17,7 @@ from tinsmith.wire import compression, json, protobuf
 
 from .auth import Caller
 
+_T = TypeVar("_T")
 _PATIENCE = 30.0  # seconds a body may take, and so many more as it has bytes at the slowest speed:
 _BYTES_PER_SECOND = 16 * 2**10
 _SDK_VERSION = re.compile(r"(\d{1,9})\.(\d{1,9})")
@@ -59,6 +61,10 @@ class Call:
         """The whole address of one of our paths, as this client reaches us."""
         base = self.service.settings.public_url or str(self.http.base_url)
         return f"{base.rstrip('/')}{path}"
+
+    async def accepted(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Accept an operation: done to the end, even if whoever asked hangs up meanwhile."""
+        return await self.service.to_the_end(work)
 
     @property
     def accepts_protobuf(self) -> bool:

@@ -30,7 +30,7 @@ async def get_sampler(call: Call) -> Response:
 
 async def asample(call: Call) -> Response:
     """Accept a sample."""
-    request_id, sequence_ids = await call.service.samplers.submit(call.owner, call.body)
+    request_id, sequence_ids = await call.accepted(call.service.samplers.submit(call.owner, call.body))
     return reply(FutureResponse(request_id=request_id, sample_sequence_ids=sequence_ids))
 
 

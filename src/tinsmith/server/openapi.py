@@ -50,7 +50,7 @@ def document() -> dict[str, Any]:
     schemas = _schemas()
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
-        paths.setdefault(f"{API}/{route.path}", {})[route.method.lower()] = _operation(route)
+        paths.setdefault(route.address, {})[route.method.lower()] = _operation(route)
     return {
         "openapi": "3.1.0",
         "info": {

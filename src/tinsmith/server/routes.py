@@ -11,6 +11,7 @@ from starlette.responses import Response
 from tinsmith import types as t
 from tinsmith.types import account as a
 from tinsmith.types import custom_loss as c
+from tinsmith.types import openai as o
 from tinsmith.types import polling as p
 from tinsmith.types import queries as q
 from tinsmith.types import replies
@@ -19,7 +20,7 @@ from tinsmith.types import session as s
 from tinsmith.types import transfer as x
 from tinsmith.types.base import Request as RequestType
 
-from . import account, catalogue, inference, sessions, training, transfers
+from . import account, catalogue, inference, openai, sessions, training, transfers
 from .call import Call
 
 Handler = Callable[[Call], Awaitable[Response]]
@@ -42,9 +43,16 @@ class Route:
     query: type[q.Query] | None = q.Query
     raw: bool = False
     open: bool = False  # no key needed
+    prefix: str = "/api/v1"
+
+    @property
+    def address(self) -> str:
+        """The whole path."""
+        return f"{self.prefix}/{self.path}"
 
 
 API = "/api/v1"
+_OPENAI = "/oai/api/v1"
 _CHECKPOINT = "training_runs/{run_id}/checkpoints/{kind}/{name}"
 _DOWNLOAD = "downloads/checkpoints/{run_id}/{kind}/{name}"
 _FUTURE = replies.FutureResponse
@@ -197,4 +205,15 @@ ROUTES = [
         q.CheckpointsQuery,
     ),
     Route("POST", "weights_info", catalogue.weights_info, r.WeightsInfoRequest, t.WeightsInfoResponse),
+    # for OpenAI's clients
+    Route("GET", "models", openai.models, None, o.ModelsReply, prefix=_OPENAI),
+    Route("POST", "completions", openai.completions, o.CompletionRequest, o.CompletionReply, prefix=_OPENAI),
+    Route(
+        "POST",
+        "chat/completions",
+        openai.chat_completions,
+        o.ChatCompletionRequest,
+        o.CompletionReply,
+        prefix=_OPENAI,
+    ),
 ]

@@ -23,14 +23,15 @@ def _future(request_id: str, model_id: str) -> Response:
 async def create_model(call: Call) -> Response:
     """A fresh adapter on a base model."""
     session = call.service.sessions.active(call.owner, call.body.session_id)
-    request_id = await call.service.runs.create(session, call.body)
+    request_id = await call.accepted(call.service.runs.create(session, call.body))
     return _future(request_id, request_id.rpartition(":")[0])
 
 
 async def create_custom_loss(call: Call) -> Response:
     """A loss that batches of the session can name."""
     session = call.service.sessions.active(call.owner, call.body.session_id)
-    return reply(FutureResponse(request_id=await call.service.custom_losses.create(session, call.body)))
+    request_id = await call.accepted(call.service.custom_losses.create(session, call.body))
+    return reply(FutureResponse(request_id=request_id))
 
 
 async def get_info(call: Call) -> Response:
@@ -41,7 +42,7 @@ async def get_info(call: Call) -> Response:
 async def unload_model(call: Call) -> Response:
     """End a run."""
     model_id: str = call.body.model_id
-    return _future(await call.service.runs.unload(call.owner, model_id), model_id)
+    return _future(await call.accepted(call.service.runs.unload(call.owner, model_id)), model_id)
 
 
 async def forward(call: Call) -> Response:
@@ -58,7 +59,9 @@ async def _batch(call: Call, *, forward_only: bool) -> Response:
     body = await read_body(call.http, call.service.settings.max_body_bytes)
     decoded = _decode(call, body, forward_only)
     kind = "forward" if decoded.forward_only else "forward_backward"
-    request_id = await call.service.runs.submit(call.owner, decoded.model_id, decoded.seq_id, kind, decoded)
+    request_id = await call.accepted(
+        call.service.runs.submit(call.owner, decoded.model_id, decoded.seq_id, kind, decoded)
+    )
     return _future(request_id, decoded.model_id)
 
 
@@ -82,7 +85,9 @@ def consume(call: Call, model_id: Any, seq_id: Any) -> None:
 
 async def _submit(call: Call, kind: str) -> Response:
     request = call.body
-    request_id = await call.service.runs.submit(call.owner, request.model_id, request.seq_id, kind, request)
+    request_id = await call.accepted(
+        call.service.runs.submit(call.owner, request.model_id, request.seq_id, kind, request)
+    )
     return _future(request_id, request.model_id)
 
 
@@ -107,7 +112,7 @@ async def load_weights(call: Call) -> Response:
     if request.session_id is None:
         return await _submit(call, "load_weights")
     session = call.service.sessions.active(call.owner, request.session_id)
-    request_id = await call.service.runs.create_from_checkpoint(session, call.body)
+    request_id = await call.accepted(call.service.runs.create_from_checkpoint(session, call.body))
     return _future(request_id, request_id.rpartition(":")[0])
 
 

@@ -136,6 +136,13 @@ class Journal:
         payload = KINDS[entry.kind].payload.decode(unpack(body))
         return Operation(entry.request_id, entry.owner, entry.stream_id, entry.seq_id, entry.kind, payload)
 
+    async def request_of(self, owner: str, stream_id: str, kind: str) -> str | None:
+        """The request id of a stream's first operation of this kind, if there is one."""
+        theirs = _table.c.stream_id == stream_id, _table.c.kind == kind, _table.c.owner == owner
+        query = sa.select(_table.c.request_id).where(*theirs).order_by(_table.c.seq_id).limit(1)
+        found: str | None = await self._database.read(lambda connection: connection.scalar(query))
+        return found
+
     async def unanswered(self, kind: str) -> list[Operation]:
         """Operations of this kind that were accepted but not answered when the service stopped."""
         query = (

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from tinsmith.engine.interface import Tenant
 from tinsmith.store import Database, schema
-from tinsmith.types import SampleRequest, UserError
+from tinsmith.types import EncodedTextChunk, ModelInput, SampleRequest, UserError
 from tinsmith.wire.protobuf import ForwardBackwardCall
 
 from .futures import Futures, Outcome, Ticket
@@ -134,13 +134,18 @@ class Quotas:
 def _weigh(operation: Operation, context_length: int) -> _Waiting:
     payload = operation.payload
     if isinstance(payload, ForwardBackwardCall):
-        tokens = sum(datum.model_input.length for datum in payload.batch.data)
+        tokens = sum(_text_length(datum.model_input) for datum in payload.batch.data)
         return _Waiting(operation.owner, False, tokens)
     if isinstance(payload, SampleRequest):
         most = payload.sampling_params.max_tokens or context_length
         tokens = _prompt_length(payload.prompt) + max(payload.num_samples, 0) * max(most, 0)
         return _Waiting(operation.owner, True, tokens)
     return _Waiting(operation.owner, False, 0)
+
+
+def _text_length(model_input: ModelInput) -> int:
+    """Its tokens; an image's length may be unknown, and one is refused before it takes any room."""
+    return sum(chunk.length for chunk in model_input.chunks if isinstance(chunk, EncodedTextChunk))
 
 
 def _prompt_length(prompt: Any) -> int:

@@ -43,6 +43,7 @@ class Run:
     last_request_at: float = 0.0
     failure: str | None = None  # why its creation failed; then nothing else can run
     closing: bool = False
+    unload_seq: int | None = None  # of the operation that ends it, once somebody asked for that
     current: Ticket | None = None  # what is being carried out
     task: asyncio.Task[None] | None = field(default=None, repr=False)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)  # who holds it may use the adapter

@@ -185,10 +185,14 @@ class Runs:
             raise UserError(f"{seq} is closed: its turn has passed", field="seq_id")
         run.last_request_at = time.time()
         operation = Operation(request_id, owner, run_id, seq, kind, payload)
-        with self._quotas.admitted(operation):
-            ticket = await self._journal.accept(operation)
-            if ticket is not None:
-                self._enqueue(run, operation, ticket)
+        try:
+            with self._quotas.admitted(operation):
+                ticket = await self._journal.accept(operation)
+                if ticket is not None:
+                    self._enqueue(run, operation, ticket)
+        except UserError:
+            run.queue.consume(seq)  # its client counts on
+            raise
         return request_id
 
     def _enqueue(self, run: Run, operation: Operation, ticket: Ticket) -> None:
@@ -205,8 +209,15 @@ class Runs:
             run.queue.consume(seq_id)
 
     async def unload(self, owner: str, run_id: str) -> str:
-        """Accept the end of a run."""
-        return await self.submit(owner, run_id, None, "unload_model", UnloadModelRequest(model_id=run_id))
+        """Accept the end of a run. It ends once: whoever asks again is given the same operation."""
+        earlier = await self._journal.request_of(owner, run_id, "unload_model")
+        if earlier is not None:
+            return earlier
+        run = self.live(owner, run_id)
+        if run.unload_seq is None:
+            run.unload_seq = run.queue.assign()
+        request = UnloadModelRequest(model_id=run_id)
+        return await self.submit(owner, run_id, run.unload_seq, "unload_model", request)
 
     # -- working ---------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy import Connection
 
 from tinsmith.engine.interface import Engine
 from tinsmith.store import Blobs, Database, schema
@@ -121,9 +122,14 @@ class Samplers:
         size: int = 0,
     ) -> Sampler:
         sampler = Sampler(sampler_id, session_id, owner, base_model, model_path, blob, size, time.time())
-        await self._database.write(lambda connection: connection.execute(_table.insert(), sampler.row()))
-        self._known[sampler_id] = sampler
-        return sampler
+
+        def change(connection: Connection) -> None:
+            same = sa.select(_table.c.sampler_id).where(_table.c.sampler_id == sampler_id)
+            if connection.scalar(same) is None:  # else a twin of this request was first
+                connection.execute(_table.insert(), sampler.row())
+
+        await self._database.write(change)
+        return self._known.setdefault(sampler_id, sampler)
 
     async def _find(self, sampler_id: str) -> Sampler | None:
         if sampler_id not in self._known:
@@ -182,7 +188,9 @@ class Samplers:
         if request.base_model is None and request.model_path is None:
             raise UserError("give sampling_session_id, base_model or model_path", field="sampling_session_id")
         base_model, blob = await self._source(owner, request.base_model, request.model_path)
-        sampler_id = f"direct:{owner}:{request.model_path or base_model}"
+        # A name may be given to other weights later: those are another sampler.
+        weights = base_model if blob is None else f"{request.model_path}:{blob.rpartition('/')[2]}"
+        sampler_id = f"direct:{owner}:{weights}"
         existing = await self._find(sampler_id)
         return existing or await self._add("direct", owner, sampler_id, base_model, request.model_path, blob)
 

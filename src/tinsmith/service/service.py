@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
@@ -45,6 +46,7 @@ from .traces import Traces
 from .usage import Usage
 
 log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 class Service:
@@ -133,6 +135,7 @@ class Service:
         )
         self._housekeeper: asyncio.Task[None] | None = None
         self._stopping = False
+        self._begun: set[asyncio.Task[Any]] = set()  # what is done to its end though its caller may leave
 
     async def start(self) -> None:
         """Take up what an earlier process left."""
@@ -187,6 +190,7 @@ class Service:
         self._stopping = True
         if self._housekeeper is not None:
             self._housekeeper.cancel()
+        await asyncio.gather(*self._begun)
         await self.runs.stop()
         await self.samplers.stop()
         await self.traces.stop()
@@ -196,6 +200,13 @@ class Service:
         await self._engine.close()
         self._database.close()
         self._lock.release()
+
+    async def to_the_end(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Do this even if its caller leaves: an operation is accepted whole or not at all."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._begun.add(task)
+        task.add_done_callback(self._begun.discard)
+        return await asyncio.shield(task)
 
     def check_open(self) -> None:
         """Refuse new work while stopping."""

@@ -9,6 +9,7 @@ import secrets
 import time
 from pathlib import Path
 
+from tinsmith.store import DataDirUnusable
 from tinsmith.types import Forbidden, Gone
 
 _BYTES = 32
@@ -50,5 +51,5 @@ def _read_or_make(path: Path) -> bytes:
         aside.rename(path)
     secret = path.read_bytes()
     if len(secret) != _BYTES:
-        raise RuntimeError(f"{path} is damaged; remove it, and addresses and tokens given out end with it")
+        raise DataDirUnusable(f"{path} is damaged; remove it, and addresses and tokens given out end with it")
     return secret

@@ -2,7 +2,7 @@
 
 from .blobs import Blobs
 from .database import DATABASE_FILE, Database
-from .lock import DataDirLock
+from .lock import DataDirLock, DataDirUnusable
 from .packing import pack, unpack
 from .seals import Damaged, check, seal
 from .space import Space
@@ -12,6 +12,7 @@ __all__ = [
     "Blobs",
     "Damaged",
     "DataDirLock",
+    "DataDirUnusable",
     "Database",
     "Space",
     "check",

@@ -19,6 +19,7 @@ from tinsmith import failpoints
 from tinsmith.types import OutOfSpace, Unavailable
 
 from . import schema
+from .lock import DataDirUnusable
 
 _T = TypeVar("_T")
 DATABASE_FILE = "tinsmith.sqlite"
@@ -69,7 +70,7 @@ class Database:
                     table.insert().values(name="schema_version", value=str(schema.SCHEMA_VERSION))
                 )
             elif int(found) != schema.SCHEMA_VERSION:
-                raise RuntimeError(
+                raise DataDirUnusable(
                     f"the data directory has schema version {found}, this Tinsmith needs "
                     f"{schema.SCHEMA_VERSION}; use another data directory or the Tinsmith that wrote this one"
                 )

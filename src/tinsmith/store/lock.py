@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import IO
 
 
+class DataDirUnusable(RuntimeError):
+    """A data directory that this service cannot work with; the message says why and what would help."""
+
+
 class DataDirLock:
     """An exclusive lock on a folder, held until released or until the process ends, however it ends."""
 
@@ -21,7 +25,7 @@ class DataDirLock:
             self._file.seek(0)
             holder = self._file.read().strip() or "unknown"
             self._file.close()
-            raise RuntimeError(
+            raise DataDirUnusable(
                 f"data directory {folder} is in use by another Tinsmith service (process {holder}). "
                 "Connect to that one with TINKER_BASE_URL, or choose another folder with TINSMITH_DATA_DIR."
             ) from None

@@ -82,7 +82,7 @@ def encode_forward_backward(call: ForwardBackwardCall) -> bytes:
         seq_id=call.seq_id or 0,
         loss_fn=call.batch.loss_fn,
         forward_only=call.forward_only,
-        data=[_datum_to_pb(datum) for datum in call.batch.data],
+        data=[_datum_to_pb(datum, f"data[{at}]") for at, datum in enumerate(call.batch.data)],
     )
     for key, value in (call.batch.loss_fn_config or {}).items():
         if isinstance(value, str):
@@ -126,10 +126,10 @@ def peek_address(body: bytes) -> tuple[str | None, int | None]:
     return message.model_id or None, message.seq_id or None
 
 
-def _datum_to_pb(datum: Datum) -> pb.Datum:
+def _datum_to_pb(datum: Datum, field: str) -> pb.Datum:
     return pb.Datum(
         model_input=[
-            _chunk_to_pb(chunk, f"model_input.chunks[{at}]")
+            _chunk_to_pb(chunk, f"{field}.model_input.chunks[{at}]")
             for at, chunk in enumerate(datum.model_input.chunks)
         ],
         loss_fn_inputs={key: tensor_to_pb(value) for key, value in datum.loss_fn_inputs.items()},

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import os
 import signal
 import socket
 import subprocess
@@ -20,6 +21,14 @@ from . import frames
 
 log = logging.getLogger(__name__)
 _TO_START = 300.0  # seconds more, for bringing torch in on a busy machine
+# glibc hands large blocks back to the kernel, which then zeroes them anew at every step: here they are kept.
+_MALLOC = {
+    "arena_max": 1,
+    "mmap_max": 0,
+    "trim_threshold": 2**62,
+    "top_pad": 64 * 2**20,
+    "hugetlb": 1,  # large pages where the system has them on request
+}
 _BEATS = 4  # of the heart, in the time after which a silent engine is given up
 
 
@@ -34,6 +43,8 @@ class Link:
                 [sys.executable, "-m", "tinsmith.engine.child.process", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
+                env={"GLIBC_TUNABLES": ":".join(f"glibc.malloc.{k}={v}" for k, v in _MALLOC.items())}
+                | os.environ,
             )
         self._socket = ours
         self._writer: asyncio.StreamWriter | None = None

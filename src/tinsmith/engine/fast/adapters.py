@@ -67,17 +67,19 @@ class Adapters:
     def forward(self, layer: Linear, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """y, and every share's z, which the backward pass needs."""
         y, kept = self._kernel.linear(x, layer.weight, layer.bias), self.small(layer, x)
-        for share, z in zip(self._shares(layer), kept, strict=True):
-            for part in share.parts:
-                into = y[share.span.rows, part.out]
-                into.addmm_(z[:, part.ranks], part.b.t(), alpha=share.span.weights.scale)
+        with self._kernel.products():
+            for share, z in zip(self._shares(layer), kept, strict=True):
+                for part in share.parts:
+                    into = y[share.span.rows, part.out]
+                    into.addmm_(z[:, part.ranks], part.b.t(), alpha=share.span.weights.scale)
         return y, kept
 
     def backward(self, layer: Linear, x: Tensor, kept: Sequence[Tensor], grad_y: Tensor) -> Tensor:
         """dx. The adapters' gradients are added to those of their spans."""
         grad_x = self._kernel.linear(grad_y, layer.weight.t())
-        for share, z in zip(self._shares(layer), kept, strict=True):
-            self._add_gradients(share, x, z, grad_y, grad_x)
+        with self._kernel.products():
+            for share, z in zip(self._shares(layer), kept, strict=True):
+                self._add_gradients(share, x, z, grad_y, grad_x)
         return grad_x
 
     def _add_gradients(self, share: _Share, x: Tensor, z: Tensor, grad_y: Tensor, grad_x: Tensor) -> None:

@@ -20,7 +20,8 @@ class Saved:
     """What the backward pass of a block needs; the rest it computes again, which is cheap."""
 
     x: Tensor  # the residual stream before the block
-    qkv: Tensor  # before norms and rotation
+    heads: tuple[Tensor, Tensor, Tensor]  # q, k and v as attention reads them
+    qkv: Tensor | None  # q and k before norms and rotation, where there are norms
     mixed: Tensor  # what attention gives
     middle: Tensor  # the residual stream between attention and MLP
     gate_up: Tensor
@@ -44,14 +45,17 @@ class BlockPass:
         """The residual stream after the block."""
         decoder, adapters = self._decoder, self._adapters
         qkv, z_qkv = adapters.forward(block.qkv, rms_norm(x, block.attention_norm, decoder.eps))
-        mixed = self._attention.forward(*self._heads(block, qkv), block.window).flatten(1)
+        heads = self._heads(block, qkv)
+        with decoder.kernel.products():
+            mixed = self._attention.forward(*heads, block.window).flatten(1)
         middle, z_out = adapters.forward(block.out, mixed)
         middle += x
         gate_up, z_gate_up = adapters.forward(block.gate_up, rms_norm(middle, block.mlp_norm, decoder.eps))
         gate, up = gate_up.chunk(2, 1)
         after, z_down = adapters.forward(block.down, F.silu(gate).mul_(up))
         after += middle
-        return after, Saved(x, qkv, mixed, middle, gate_up, (z_qkv, z_out, z_gate_up, z_down))
+        raw = None if block.q_norm is None else qkv
+        return after, Saved(x, heads, raw, mixed, middle, gate_up, (z_qkv, z_out, z_gate_up, z_down))
 
     def backward(self, block: Block, saved: Saved, grad: Tensor) -> Tensor:
         """The gradient of the residual stream before the block; that after it is overwritten."""
@@ -65,15 +69,17 @@ class BlockPass:
         grad_gate, grad_up = grad_gate_up.chunk(2, 1)
         torch.mul(grad_active, activated, out=grad_up)
         torch.ops.aten.silu_backward.grad_input(grad_active.mul_(up), gate, grad_input=grad_gate)
-        normed = rms_norm(saved.middle, block.mlp_norm, decoder.eps)
+        root = inverse_root(saved.middle, decoder.eps)
+        normed = (saved.middle * root).mul_(block.mlp_norm)
         grad_normed = adapters.backward(block.gate_up, normed, z_gate_up, grad_gate_up)
-        grad += rms_norm_backward(saved.middle, block.mlp_norm, decoder.eps, grad_normed)
+        add_rms_norm_backward(grad, saved.middle, root, block.mlp_norm, grad_normed)
 
         grad_mixed = adapters.backward(block.out, saved.mixed, z_out, grad)
-        grad_qkv = self._attention_backward(block, saved.qkv, grad_mixed)
-        normed = rms_norm(saved.x, block.attention_norm, decoder.eps)
+        grad_qkv = self._attention_backward(block, saved, grad_mixed)
+        root = inverse_root(saved.x, decoder.eps)
+        normed = (saved.x * root).mul_(block.attention_norm)
         grad_normed = adapters.backward(block.qkv, normed, z_qkv, grad_qkv)
-        grad += rms_norm_backward(saved.x, block.attention_norm, decoder.eps, grad_normed)
+        add_rms_norm_backward(grad, saved.x, root, block.attention_norm, grad_normed)
         return grad
 
     def _heads(self, block: Block, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -91,24 +97,24 @@ class BlockPass:
         cos, sin = self._cos[:, None] * scale, self._sin[:, None] * scale
         _rotate(raw_q.view(len(qkv), kv, group, -1), cos, sin, by_slot)
         _rotate(raw_k, self._cos, self._sin, k.transpose(0, 1))
-        return q, k, raw_v.transpose(0, 1)
+        return q, k, raw_v.transpose(0, 1).contiguous()
 
-    def _attention_backward(self, block: Block, qkv: Tensor, grad_mixed: Tensor) -> Tensor:
+    def _attention_backward(self, block: Block, saved: Saved, grad_mixed: Tensor) -> Tensor:
         """The gradient of qkv, given that of what attention gives."""
-        decoder = self._decoder
+        decoder, slots = self._decoder, len(grad_mixed)
         kv, group = decoder.kv_heads, decoder.heads // decoder.kv_heads
-        q, k, v = self._heads(block, qkv)
-        upstream = grad_mixed.view(len(qkv), kv, group, decoder.head_dim)
-        grad_q, grad_k, grad_v = self._attention.backward(upstream, q, k, v, block.window)
-        grad_qkv = torch.empty_like(qkv)
+        upstream = grad_mixed.view(slots, kv, group, decoder.head_dim)
+        with decoder.kernel.products():
+            grad_q, grad_k, grad_v = self._attention.backward(upstream, *saved.heads, block.window)
+        grad_qkv = grad_mixed.new_empty(slots, block.qkv.cuts[-1].stop)
         into_q, into_k, into_v = self._split(block, grad_qkv)
         # A rotation's transpose turns the other way.
         cos, sin = self._cos[:, None] * decoder.scale, self._sin[:, None] * -decoder.scale
-        _rotate(grad_q.permute(1, 0, 2, 3), cos, sin, into_q.view(len(qkv), kv, group, -1))
+        _rotate(grad_q.permute(1, 0, 2, 3), cos, sin, into_q.view(slots, kv, group, -1))
         _rotate(grad_k.transpose(0, 1), self._cos, -self._sin, into_k)
         into_v.copy_(grad_v.transpose(0, 1))
-        if block.q_norm is not None and block.k_norm is not None:
-            raw_q, raw_k, _ = self._split(block, qkv)
+        if saved.qkv is not None and block.q_norm is not None and block.k_norm is not None:
+            raw_q, raw_k, _ = self._split(block, saved.qkv)
             into_q.copy_(rms_norm_backward(raw_q, block.q_norm, decoder.eps, into_q))
             into_k.copy_(rms_norm_backward(raw_k, block.k_norm, decoder.eps, into_k))
         return grad_qkv
@@ -121,18 +127,25 @@ class BlockPass:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension, the root in float32."""
-    return (x * _inverse_root(x, eps)).mul_(weight)
+    return (x * inverse_root(x, eps)).mul_(weight)
 
 
 def rms_norm_backward(x: Tensor, weight: Tensor, eps: float, grad: Tensor) -> Tensor:
-    """With t = weight * dy and r = 1 / sqrt(mean(x^2) + eps):  dx = r t - x r^3 mean(t x)."""
-    r = _inverse_root(x, eps)
+    """dx, given dy."""
+    into = torch.zeros_like(x)
+    add_rms_norm_backward(into, x, inverse_root(x, eps), weight, grad)
+    return into
+
+
+def add_rms_norm_backward(into: Tensor, x: Tensor, root: Tensor, weight: Tensor, grad: Tensor) -> None:
+    """Add dx: with t = weight * dy and r = 1 / sqrt(mean(x^2) + eps), dx = r t - x r^3 mean(t x)."""
     t = grad * weight
     mean = (t * x).mean(-1, keepdim=True, dtype=torch.float32)
-    return t.mul_(r).addcmul_(x, (r.float() ** 3 * mean).to(x.dtype), value=-1)
+    into.addcmul_(t, root).addcmul_(x, (root.float() ** 3 * mean).to(x.dtype), value=-1)
 
 
-def _inverse_root(x: Tensor, eps: float) -> Tensor:
+def inverse_root(x: Tensor, eps: float) -> Tensor:
+    """1 / sqrt(mean(x^2) + eps), computed in float32."""
     norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
     return norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_().to(x.dtype)
 

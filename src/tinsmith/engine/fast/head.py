@@ -22,6 +22,7 @@ from .layout import Segment
 from .model import Decoder
 
 LOGITS_AT_ONCE = 2**25  # floats: 128 MiB
+_FEW_ROWS = 128  # multiply fastest, as long as that cuts no row of data, which would be computed twice
 LOGITS_AT_ONCE_ON_GPU = 2**28
 _IN_CACHE = 2**20  # floats
 
@@ -58,8 +59,6 @@ class HeadPass:
         self, decoder: Decoder, segments: Sequence[Segment], spans: Sequence[Span], data: Sequence[Targets]
     ) -> None:
         self._decoder, self._data = decoder, data
-        logits = LOGITS_AT_ONCE_ON_GPU if decoder.head.weight.is_cuda else LOGITS_AT_ONCE
-        self._rows_at_once = max(MIN_ROWS, logits // len(decoder.head.weight))
         # All (slot, target) pairs by slot, and where those of each row of data went.
         slots = torch.cat([row.slots[:, None].expand_as(row.tokens).flatten() for row in data])
         order = torch.argsort(slots, stable=True)
@@ -67,9 +66,11 @@ class HeadPass:
         self._tokens = torch.cat([row.tokens.flatten() for row in data])[order]
         self._pairs = torch.argsort(order).split_with_sizes([row.tokens.numel() for row in data])
         last_slots = [int(row.slots[-1]) for row in data]
-        self._units = []
+        self._units, self._rows_at_once = [], MIN_ROWS
         for span in spans:
-            for start, stop in _pieces(segments, span.rows, self._rows_at_once):
+            size = _rows_at_once(decoder, segments, span.rows)
+            self._rows_at_once = max(self._rows_at_once, size)
+            for start, stop in _pieces(segments, span.rows, size):
                 borders = torch.tensor([start, stop], device=slots.device)
                 first, end = torch.searchsorted(self._slots, borders).tolist()
                 complete = tuple(row for row, last in enumerate(last_slots) if start <= last < stop)
@@ -173,6 +174,15 @@ class _Chunk:
             start, end = end, end + len(rows)
             spans.append(Span(slice(start, end), unit.span.weights, unit.span.gradients))
         return Adapters(self._decoder.kernel, spans, self._hidden.dtype)
+
+
+def _rows_at_once(decoder: Decoder, segments: Sequence[Segment], slots: slice) -> int:
+    """How many slots of a run to work on together: it follows from the run's own segments."""
+    weight = decoder.head.weight
+    if weight.is_cuda:
+        return max(MIN_ROWS, LOGITS_AT_ONCE_ON_GPU // len(weight))
+    longest = max(s.stop - s.start for s in segments if slots.start <= s.start < slots.stop)
+    return max(MIN_ROWS, min(max(longest, _FEW_ROWS), LOGITS_AT_ONCE // len(weight)))
 
 
 def _pieces(segments: Sequence[Segment], slots: slice, size: int) -> Iterator[tuple[int, int]]:

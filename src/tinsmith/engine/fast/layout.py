@@ -90,8 +90,12 @@ def _common(one: Tokens, other: Tokens) -> int:
 
 
 def micro_batches(rows: Sequence[Tokens], slots_at_once: int) -> list[list[Group]]:
-    """The rows in portions of at most so many slots; a longer row goes alone."""
+    """The rows in portions of at most so many slots; a longer row goes alone.
+
+    Two thirds are filled; the rest is for groups that would otherwise be cut, their prefix computed twice.
+    """
     lengths = [len(row) for row in rows]
+    usual = slots_at_once * 2 // 3
     portions: list[list[Group]] = []
     room = 0
     for whole in share_prefixes(rows):
@@ -99,7 +103,7 @@ def micro_batches(rows: Sequence[Tokens], slots_at_once: int) -> list[list[Group
             size = group.slots(lengths)
             if not portions or size > room:
                 portions.append([])
-                room = slots_at_once
+                room = usual
             portions[-1].append(group)
             room -= size
     return portions

@@ -73,6 +73,8 @@ class Decoder:
     def bytes_per_block(self, slots: int) -> int:
         """What the backward pass keeps of one block, without the adapters' small products."""
         qkv = (self.heads + 2 * self.kv_heads) * self.head_dim
+        if self.blocks[0].q_norm is not None:  # before the norms and after
+            qkv *= 2
         kept = 2 * self.hidden + qkv + self.heads * self.head_dim + 2 * self.intermediate
         return slots * kept * self.embedding.element_size()
 
