@@ -6,12 +6,10 @@ TYPE_CHECKING = False  # type checkers take it for true; importing `typing` woul
 if TYPE_CHECKING:
     from typing import Any
 
-    from httpx import Timeout
-
     from . import auth, regularizers, types
     from .client.admin_client import AdminClient
     from .client.client_futures import BackcompatSamplingClientFuture, BackcompatTrainingClientFuture
-    from .client.config import EMBEDDED, ClientConfig
+    from .client.config import EMBEDDED, ClientConfig, Timeout
     from .client.conversation import datum_from_messages, prompt_from_messages
     from .client.errors import (
         APIConnectionError,
@@ -107,7 +105,7 @@ _HOMES = {
     "SamplingClient": "tinsmith.client.sampling_client",
     "ServiceClient": "tinsmith.client.service_client",
     "StreamedToken": "tinsmith.client.stream",
-    "Timeout": "httpx",
+    "Timeout": "tinsmith.client.config",
     "TokenStream": "tinsmith.client.stream",
     "TrainingClient": "tinsmith.client.training_client",
 }

@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from server_support import TOKENS, Api, Serve
 
 import tinsmith
 from tinsmith.client.in_process import InProcess
+from tinsmith.client.transport import StreamedResponse
 from tinsmith.engine.interface import EngineLost
 from tinsmith.service.limits import Quota
 from tinsmith.testing import Drop, Faults, FaultyService, RetryAfter, Status
 from tinsmith.types import SampleDelta
-from tinsmith.wire import sample_events, sse
+from tinsmith.wire import json, sample_events, sse
 
 PROMPT = tinsmith.ModelInput.from_ints(TOKENS)
 
@@ -188,10 +189,7 @@ def test_a_stream_counts_against_the_quota_while_it_lasts(serve: Serve) -> None:
     async def main() -> None:
         async with serve(quota=Quota(concurrent_samples=1)) as api:
             name = await make_sampler(api)
-            async with (
-                _over_a_connection(api) as http,
-                http.stream("POST", "sample_stream", json=body(name)) as answer,
-            ):
+            async with _streamed(api, body(name)) as answer:
                 assert answer.status_code == 200
                 assert answer.headers["content-type"].startswith("text/event-stream")
                 # Even under the same seq id it is another stream, and is counted.
@@ -205,10 +203,12 @@ def test_a_stream_counts_against_the_quota_while_it_lasts(serve: Serve) -> None:
     asyncio.run(main())
 
 
-def _over_a_connection(api: Api) -> httpx.AsyncClient:
-    """Unlike httpx's own transport, it passes on the answer while it is made."""
+def _streamed(api: Api, asked: dict[str, Any]) -> AbstractAsyncContextManager[StreamedResponse]:
+    """Unlike httpx's transport for apps, ours passes on the answer while it is made."""
     app = api.http._transport.app  # type: ignore[attr-defined]
-    return httpx.AsyncClient(transport=InProcess(app), base_url="http://test/api/v1/")
+    headers = {"content-type": "application/json"}
+    how: dict[str, Any] = {"headers": headers, "timeout": 60, "pool": "stream"}
+    return InProcess(app).stream("POST", "/api/v1/sample_stream", body=json.dumps(asked), **how)
 
 
 def test_usage_counts_what_was_told_even_if_the_reader_left(serve: Serve) -> None:
@@ -220,10 +220,7 @@ def test_usage_counts_what_was_told_even_if_the_reader_left(serve: Serve) -> Non
             assert (totals["prefill"] + totals["prefill_cached"], totals["sample"]) == (len(TOKENS), 12)
             endless = body(name, sampling_params={"max_tokens": None, "seed": 5, "stop": []}, num_samples=64)
             told = 0
-            async with (
-                _over_a_connection(api) as http,
-                http.stream("POST", "sample_stream", json=endless) as answer,
-            ):
+            async with _streamed(api, endless) as answer:
                 decoder = sse.Decoder()
                 async for piece in answer.aiter_bytes():
                     told += sum(
@@ -289,10 +286,7 @@ def test_a_service_that_stops_says_so_to_whoever_reads(serve: Serve) -> None:
         async with serve() as api:
             name = await make_sampler(api)
             endless = body(name, sampling_params={"max_tokens": None, "stop": []}, num_samples=64)
-            async with (
-                _over_a_connection(api) as http,
-                http.stream("POST", "sample_stream", json=endless) as answer,
-            ):
+            async with _streamed(api, endless) as answer:
                 pieces = answer.aiter_bytes()
                 raw = await anext(pieces)
                 await api.service.samplers.stop()
