@@ -7,10 +7,10 @@ BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check format bench proto clean
+.PHONY: help demo test check format bench bench-sdk soak-sdk proto clean
 
 help:  ## Show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 demo: $(VENV)/.serve  ## Fine-tune a real model, here and now
 	$(BIN)/tinsmith demo
@@ -30,6 +30,12 @@ format: $(VENV)/.dev  ## Format the code
 
 bench: $(VENV)/.dev  ## Measure the engine against transformers + PEFT
 	$(BIN)/python bench/engine.py
+
+bench-sdk: $(VENV)/.dev  ## Measure the SDK against the official one
+	$(BIN)/python bench/sdk.py
+
+soak-sdk: $(VENV)/.dev  ## 20,000 samples and 200 training steps through 5 % faults
+	$(BIN)/python bench/sdk_soak.py
 
 proto: $(VENV)/.dev  ## Regenerate wire/messages_pb2.py (needs grpcio-tools 1.73, for code any protobuf >= 6.31 reads)
 	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/tinsmith/wire/messages.proto

@@ -9,12 +9,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, Protocol
+from urllib.request import getproxies, proxy_bypass
 
 from .config import without_password
 from .errors import APIConnectionError, APITimeoutError, ClientClosedError
 
 if TYPE_CHECKING:
     import aiohttp
+    from yarl import URL
 
 Pool = Literal["session", "sample", "train", "retrieve", "poll", "stream", "download", "telemetry"]
 
@@ -29,6 +31,8 @@ POOL_SIZES: dict[Pool, int] = {
     "download": 20,
     "telemetry": 1,
 }
+
+_PART = 2**18  # bytes of a body that are handed to the socket at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,7 @@ class NetworkTransport:
         self._shown_url = without_password(base_url)
         self._connect_timeout = connect_timeout
         self._sessions: dict[Pool, aiohttp.ClientSession] = {}
+        self._proxies = getproxies()
         self._closed = False
 
     async def request(
@@ -177,15 +182,17 @@ class NetworkTransport:
 
         what = f"{method} {path.partition('?')[0]}"
         self._check_open()
-        address = self._base_url + path if path.startswith("/") else path
+        large = body if body is not None and len(body) > _PART else None
+        address = URL(self._base_url + path if path.startswith("/") else path, encoded=True)
         try:
             async with self._session(pool).request(
                 method,
-                URL(address, encoded=True),
-                data=body,
-                headers=headers,
+                address,
+                data=body if large is None else _parts(large),
+                headers=headers if large is None else {**headers, "content-length": str(len(large))},
                 timeout=aiohttp.ClientTimeout(None, sock_connect=self._connect_timeout, sock_read=timeout),
                 allow_redirects=follow_redirects,
+                proxy=self._proxy(address),
             ) as answer:
                 yield answer
         except TimeoutError as error:
@@ -212,6 +219,11 @@ class NetworkTransport:
         if self._closed:
             raise ClientClosedError("this client was closed; make a new ServiceClient")
 
+    def _proxy(self, address: URL) -> str | None:
+        """What the environment named when this was made."""
+        proxy = self._proxies.get(address.scheme) or self._proxies.get("all")
+        return None if proxy is None or proxy_bypass(address.host or "") else proxy
+
     def _session(self, pool: Pool) -> aiohttp.ClientSession:
         if pool not in self._sessions:
             import aiohttp
@@ -224,10 +236,15 @@ class NetworkTransport:
             self._sessions[pool] = aiohttp.ClientSession(
                 connector=connector,
                 cookie_jar=aiohttp.DummyCookieJar(),
-                trust_env=True,
                 skip_auto_headers=("Content-Type",),
             )
         return self._sessions[pool]
+
+
+async def _parts(body: bytes) -> AsyncIterator[memoryview]:
+    whole = memoryview(body)
+    for start in range(0, len(body), _PART):
+        yield whole[start : start + _PART]
 
 
 def _lower(headers: Mapping[str, str]) -> dict[str, str]:
