@@ -54,6 +54,11 @@ class ServiceClient:
     else the embedded service. ``timeout`` is for one attempt of one request, in seconds;
     ``max_retries`` bounds the attempts, which otherwise only their time does; ``deadline`` is the longest
     that an accepted operation is waited for (None: for ever).
+
+    >>> with ServiceClient() as client:
+    ...     models = client.get_server_capabilities().supported_models
+    >>> len(models) > 0
+    True
     """
 
     def __init__(

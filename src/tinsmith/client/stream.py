@@ -38,7 +38,12 @@ _AHEAD = 256  # tokens read before anybody took them; then the service has to wa
 
 @dataclass(frozen=True, slots=True)
 class StreamedToken:
-    """One token as it was decoded. ``stop_reason`` is set on the last one of each sequence."""
+    """One token as it was decoded. ``stop_reason`` is set on the last one of each sequence.
+
+    >>> *_, last = sampler.stream(PROMPT, SamplingParams(max_tokens=3, stop=[]))
+    >>> isinstance(last, StreamedToken), last.stop_reason
+    (True, 'length')
+    """
 
     token_id: int
     logprob: float | None
@@ -51,6 +56,10 @@ class TokenStream:
 
     Leaving it early (``break``, an error, ``close()``) ends the sampling on the service too. It is a
     context manager, so that this happens at once and not when the stream is collected.
+
+    >>> with sampler.stream(PROMPT, SamplingParams(max_tokens=3, stop=[])) as stream:
+    ...     print(len([token.token_id for token in stream]))
+    3
     """
 
     def __init__(self, tokens: AsyncGenerator[list[StreamedToken], None]) -> None:

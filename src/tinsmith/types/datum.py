@@ -48,12 +48,20 @@ class _Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptProvenanceSpan(_Span):
-    """A run of tokens copied from the prompt of a recorded sequence."""
+    """A run of tokens copied from the prompt of a recorded sequence.
+
+    >>> PromptProvenanceSpan(sequence_id="s:0", offset=0, length=5).length
+    5
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledProvenanceSpan(_Span):
-    """A run of tokens sampled in a recorded sequence."""
+    """A run of tokens sampled in a recorded sequence.
+
+    >>> SampledProvenanceSpan(sequence_id="s:0", offset=5, length=3).offset
+    5
+    """
 
 
 ProvenanceSpan = PromptProvenanceSpan | SampledProvenanceSpan
