@@ -35,7 +35,7 @@ bench-sdk: $(VENV)/.dev  ## Measure the SDK against the official one
 	$(BIN)/python bench/sdk.py
 
 soak-sdk: $(VENV)/.dev  ## 20,000 samples and 200 training steps through 5 % faults
-	$(BIN)/python bench/sdk_soak.py
+	$(BIN)/python tests/testing/client_soak.py
 
 proto: $(VENV)/.dev  ## Regenerate wire/messages_pb2.py (needs grpcio-tools 1.73, for code any protobuf >= 6.31 reads)
 	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/tinsmith/wire/messages.proto

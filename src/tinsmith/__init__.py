@@ -4,8 +4,6 @@ from importlib import import_module as _import_module
 
 TYPE_CHECKING = False  # type checkers take it for true; importing `typing` would cost more than all of this
 if TYPE_CHECKING:
-    from typing import Any
-
     from . import auth, regularizers, types
     from .client.admin_client import AdminClient
     from .client.client_futures import BackcompatSamplingClientFuture, BackcompatTrainingClientFuture
@@ -195,18 +193,20 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> "Any":
-    if name in ("auth", "regularizers", "types"):
-        value: Any = _import_module(f"tinsmith.{name}")
-    elif name == "__version__":
-        value = _import_module("importlib.metadata").version("tinsmith")
-    elif name in __all__:
-        home = _import_module(_HOMES.get(name, "tinsmith.types"))
-        value = getattr(home if hasattr(home, name) else _import_module("tinsmith.client.errors"), name)
-    else:
-        raise AttributeError(f"module 'tinsmith' has no attribute {name!r}")
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # else every name would be right
+
+    def __getattr__(name):
+        if name in ("auth", "regularizers", "types"):
+            value = _import_module(f"tinsmith.{name}")
+        elif name == "__version__":
+            value = _import_module("importlib.metadata").version("tinsmith")
+        elif name in __all__:
+            home = _import_module(_HOMES.get(name, "tinsmith.types"))
+            value = getattr(home if hasattr(home, name) else _import_module("tinsmith.client.errors"), name)
+        else:
+            raise AttributeError(f"module 'tinsmith' has no attribute {name!r}")
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
