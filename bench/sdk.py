@@ -1,6 +1,6 @@
 """This SDK beside the official tinker==0.38.0: both from a bare install, against one local stub service.
 
-    python bench/sdk.py [--rounds 3]
+    python bench/sdk.py [--rounds 3] [--only import]
 
 Each side gets a virtual environment of its own with nothing else in it (.cache/bench-sdk, made on first use),
 and runs the same program (`sdk_client.py`), word for word. The stub (`sdk_stub.py`) is a process of its own
@@ -41,7 +41,7 @@ class Side:
         command = [str(self.python), "-W", "ignore", *arguments]
         done = subprocess.run(command, env=quiet, capture_output=True, text=True, timeout=200)
         if done.returncode:
-            raise RuntimeError(done.stderr[-3000:])
+            raise RuntimeError(f"{self.package} ended with {done.returncode}: {done.stderr[-3000:]}")
         return done.stdout
 
     def measure(self, url: str, *what: object) -> dict[str, float]:
@@ -144,12 +144,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=3)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--only", default="", help="rows that say this")
+    arguments = parser.parse_args()
     sides = [install("official", "tinker", OFFICIAL), install("ours", "tinsmith", str(ROOT))]
     print(f"| | {OFFICIAL} | tinsmith | times better | goal |\n|---|---|---|---|---|")
     with stub() as url:
         for measure, rows in plan(url):
-            found = [[measure(side) for side in sides] for _ in range(rounds)]
+            if not any(arguments.only in row.what for row in rows.values()):
+                continue
+            found = [[measure(side) for side in sides] for _ in range(arguments.rounds)]
             for key, row in rows.items():
                 best = max if row.more_is_better else min
                 theirs, ours = (best(each[at][key] for each in found) for at in (0, 1))

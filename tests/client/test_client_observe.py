@@ -50,14 +50,20 @@ def test_listeners_hear_the_beginning_the_end_and_the_error(stub, service, caplo
     assert 0 < stats.p50 <= stats.p95 <= stats.p99
 
 
-def test_every_operation_is_a_span_and_requests_carry_it(stub, service, spans) -> None:
-    spans.clear()
+def test_every_operation_is_a_span_and_requests_carry_the_callers(stub, service, spans) -> None:
     training = service.create_lora_training_client("m").result(30)
-    training.optim_step(tinsmith.AdamParams()).result(30)
+    sampler = service.create_sampling_client(base_model="m").result(30)
+    spans.clear()
+    with trace.get_tracer("test").start_as_current_span("mine") as mine:
+        training.optim_step(tinsmith.AdamParams()).result(30)
+        sampler.sample(PROMPT, 1, SamplingParams()).result(30)
     finished = {span.name: span for span in spans.get_finished_spans()}
-    step = finished["tinsmith.optim_step"]
-    (request,) = stub.to("optim_step")
-    assert format(step.context.trace_id, "032x") in request.headers["traceparent"]
+    assert set(finished) == {"tinsmith.OptimStep", "tinsmith.sample", "mine"}
+    assert finished["tinsmith.OptimStep"].attributes["tinsmith.model_id"] == training.model_id
+    trace_id = format(mine.get_span_context().trace_id, "032x")
+    assert {format(span.context.trace_id, "032x") for span in finished.values()} == {trace_id}
+    for path in ("optim_step", "asample", "retrieve_future"):
+        assert trace_id in stub.to(path)[-1].headers["traceparent"]
 
 
 @pytest.mark.parametrize(("percent", "expected"), [(50, 2.0), (95, 4.0), (1, 1.0)])
