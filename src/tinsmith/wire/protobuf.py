@@ -94,8 +94,8 @@ def encode_forward_backward(call: ForwardBackwardCall) -> bytes:
             message.loss_fn_config[key] = value
             message.loss_fn_config_v2[key].number = value
     pieces: Pieces = [message.SerializeToString()]
-    for datum in call.batch.data:
-        pieces += in_field(pb.ForwardBackwardRequest, "data", _datum_pieces(datum))
+    for at, datum in enumerate(call.batch.data):
+        pieces += in_field(pb.ForwardBackwardRequest, "data", _datum_pieces(datum, f"data[{at}]"))
     return b"".join(pieces)
 
 
@@ -132,10 +132,10 @@ def peek_address(body: bytes) -> tuple[str | None, int | None]:
     return message.model_id or None, message.seq_id or None
 
 
-def _datum_pieces(datum: Datum) -> Pieces:
+def _datum_pieces(datum: Datum, field: str) -> Pieces:
     pieces: Pieces = []
     for at, chunk in enumerate(datum.model_input.chunks):
-        pieces += in_field(pb.Datum, "model_input", _chunk_pieces(chunk, f"model_input.chunks[{at}]"))
+        pieces += in_field(pb.Datum, "model_input", _chunk_pieces(chunk, f"{field}.model_input.chunks[{at}]"))
     for key, tensor in datum.loss_fn_inputs.items():
         entry = [*in_map_key(key), *in_map_value(_tensor_pieces(tensor))]
         pieces += in_field(pb.Datum, "loss_fn_inputs", entry)
