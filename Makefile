@@ -7,10 +7,10 @@ BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check format bench crash soak cookbook compatibility proto clean
+.PHONY: help demo test check format bench bench-sdk crash soak soak-sdk cookbook compatibility proto clean
 
 help:  ## Show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 demo: $(VENV)/.serve  ## Fine-tune a real model, here and now
 	$(BIN)/tinsmith demo
@@ -42,6 +42,12 @@ cookbook: $(VENV)/.dev  ## Run tinker-cookbook's recipes, unmodified, against a 
 
 compatibility: $(VENV)/.dev  ## Call every method of the official SDKs and write docs/compatibility.md (minutes)
 	$(BIN)/python tests/conformance/compatibility.py
+
+bench-sdk: $(VENV)/.dev  ## Measure the SDK against the official one
+	$(BIN)/python bench/sdk.py
+
+soak-sdk: $(VENV)/.dev  ## 20,000 samples and 200 training steps through 5 % faults
+	$(BIN)/python tests/testing/client_soak.py
 
 proto: $(VENV)/.dev  ## Regenerate wire/messages_pb2.py (needs grpcio-tools 1.73, for code any protobuf >= 6.31 reads)
 	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/tinsmith/wire/messages.proto

@@ -4,14 +4,10 @@ from importlib import import_module as _import_module
 
 TYPE_CHECKING = False  # type checkers take it for true; importing `typing` would cost more than all of this
 if TYPE_CHECKING:
-    from typing import Any
-
-    from httpx import Timeout
-
     from . import auth, regularizers, types
     from .client.admin_client import AdminClient
     from .client.client_futures import BackcompatSamplingClientFuture, BackcompatTrainingClientFuture
-    from .client.config import EMBEDDED, ClientConfig
+    from .client.config import EMBEDDED, ClientConfig, Timeout
     from .client.conversation import datum_from_messages, prompt_from_messages
     from .client.errors import (
         APIConnectionError,
@@ -107,7 +103,7 @@ _HOMES = {
     "SamplingClient": "tinsmith.client.sampling_client",
     "ServiceClient": "tinsmith.client.service_client",
     "StreamedToken": "tinsmith.client.stream",
-    "Timeout": "httpx",
+    "Timeout": "tinsmith.client.config",
     "TokenStream": "tinsmith.client.stream",
     "TrainingClient": "tinsmith.client.training_client",
 }
@@ -197,18 +193,20 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> "Any":
-    if name in ("auth", "regularizers", "types"):
-        value: Any = _import_module(f"tinsmith.{name}")
-    elif name == "__version__":
-        value = _import_module("importlib.metadata").version("tinsmith")
-    elif name in __all__:
-        home = _import_module(_HOMES.get(name, "tinsmith.types"))
-        value = getattr(home if hasattr(home, name) else _import_module("tinsmith.client.errors"), name)
-    else:
-        raise AttributeError(f"module 'tinsmith' has no attribute {name!r}")
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # else every name would be right
+
+    def __getattr__(name):
+        if name in ("auth", "regularizers", "types"):
+            value = _import_module(f"tinsmith.{name}")
+        elif name == "__version__":
+            value = _import_module("importlib.metadata").version("tinsmith")
+        elif name in __all__:
+            home = _import_module(_HOMES.get(name, "tinsmith.types"))
+            value = getattr(home if hasattr(home, name) else _import_module("tinsmith.client.errors"), name)
+        else:
+            raise AttributeError(f"module 'tinsmith' has no attribute {name!r}")
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

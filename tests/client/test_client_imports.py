@@ -9,7 +9,7 @@ import pytest
 
 import tinsmith
 
-HEAVY = ("torch", "transformers", "httpx", "pydantic", "numpy", "google.protobuf", "asyncio")
+HEAVY = ("torch", "transformers", "httpx", "aiohttp", "pydantic", "numpy", "google.protobuf", "asyncio")
 
 PROMISED = [
     "APIConnectionError",

@@ -23,7 +23,7 @@ VERSIONS = ("0.4.1", "0.38.0")
 # Full names, as regular expressions, and why they are not or not the same here.
 DIFFERENT = {
     r"RequestOptions(\..*)?": "options of the generated low-level resources, which are not here",
-    r"Timeout\..*": "httpx's own class, of another version",
+    r"Timeout\..*": "a class of our own, with httpx's arguments",
     r".*\.model_config": "a plain dataclass here: bulk data is not pydantic's",
     r"\w+\.(serialize|validate)_\w+|Datum\.convert_tensors": "pydantic's hooks, not meant to be called",
     r"(TrainingClient|Backcompat\w+)\.__init__ \w+": "made by a ServiceClient or TrainingClient, not by hand",

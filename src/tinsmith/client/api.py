@@ -58,7 +58,9 @@ class Api(StoredApi):
 
     async def finish_session(self, session_id: str, status: str, detail: str | None) -> None:
         """Say how the session's work ended."""
-        body = {"reason": {"type": status}, "detail": detail}
+        body: Json = {"reason": {"type": status}}
+        if detail is not None:
+            body["detail"] = detail
         await self.call(to.FINISH, body, session_id=session_id)
 
     async def capabilities(self) -> GetServerCapabilitiesResponse:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
@@ -37,6 +38,7 @@ class Caller:
         if config.api_key:
             own["x-api-key"] = config.api_key
         self._headers = own
+        self._name, self._calls = uuid.uuid4().hex, itertools.count()
         self._overrides = {name.lower(): value for name, value in config.headers.items()}
 
     async def json(self, endpoint: Endpoint, body: Json | bytes | None, reply: type[_M], **how: Any) -> _M:
@@ -107,7 +109,7 @@ class Caller:
         if data is not None:
             own["content-type"] = wire_json.CONTENT_TYPE
         if endpoint.method != "GET":
-            own["x-idempotency-key"] = str(uuid.uuid4())
+            own["x-idempotency-key"] = f"{self._name}-{next(self._calls)}"
         return own | dict(headers) | self._overrides
 
 

@@ -42,14 +42,24 @@ def _forward(base: type, name: str) -> Any:
 
 
 class BackcompatTrainingClientFuture(ClientFuture[TrainingClient], TrainingClient):
-    """A `TrainingClient` on its way: wait for it with ``result()`` or ``await``, or just use it."""
+    """A `TrainingClient` on its way: wait for it with ``result()`` or ``await``, or just use it.
+
+    >>> made = service.create_lora_training_client("tiny-llama", rank=2)
+    >>> made.get_info().model_name == made.result().get_info().model_name
+    True
+    """
 
     def __init__(self) -> None:
         APIFuture.__init__(self)
 
 
 class BackcompatSamplingClientFuture(ClientFuture[SamplingClient], SamplingClient):
-    """A `SamplingClient` on its way: wait for it with ``result()`` or ``await``, or just use it."""
+    """A `SamplingClient` on its way: wait for it with ``result()`` or ``await``, or just use it.
+
+    >>> made = service.create_sampling_client(base_model="tiny-llama")
+    >>> made.sample(PROMPT, 1, SamplingParams(max_tokens=3, stop=[])).result().sequences[0].stop_reason
+    'length'
+    """
 
     def __init__(self) -> None:
         APIFuture.__init__(self)

@@ -19,6 +19,33 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 _TRUE = frozenset({"1", "true", "yes", "on"})
 
 
+class Timeout:
+    """How long to wait, in seconds: for a connection, and for each piece of an answer (``read``).
+
+    ``timeout`` of a `ServiceClient` takes one of these, one of httpx's, or a number. ``write`` and ``pool``
+    are there for programs written for httpx's: a request waits its turn for a connection as long as it takes.
+
+    >>> ServiceClient(timeout=Timeout(30.0, connect=2.0)).close().result()
+    """
+
+    def __init__(
+        self,
+        timeout: float | None = None,
+        *,
+        connect: float | None = None,
+        read: float | None = None,
+        write: float | None = None,
+        pool: float | None = None,
+    ) -> None:
+        self.connect = timeout if connect is None else connect
+        self.read = timeout if read is None else read
+        self.write = timeout if write is None else write
+        self.pool = timeout if pool is None else pool
+
+    def __repr__(self) -> str:
+        return f"Timeout(connect={self.connect}, read={self.read}, write={self.write}, pool={self.pool})"
+
+
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
     """Everything a client needs to know, and nothing it would look up later.
@@ -61,7 +88,8 @@ class ClientConfig:
             base_url=url,
             api_key=key,
             headers=_cloudflare(env) | _headers(headers),
-            timeout=_positive("timeout", timeout, 60.0),
+            timeout=_positive("timeout", getattr(timeout, "read", timeout), 60.0),
+            connect_timeout=_positive("timeout.connect", getattr(timeout, "connect", None), 5.0),
             max_retries=_count("max_retries", max_retries),
             deadline=None if deadline is None else _positive("deadline", deadline, 0.0),
             telemetry=env.get("TINKER_TELEMETRY", "1").strip().lower() in _TRUE,
@@ -141,7 +169,6 @@ def _headers(headers: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def _positive(name: str, value: Any, default: float) -> float:
-    value = getattr(value, "read", value)  # of an httpx.Timeout
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:

@@ -15,8 +15,9 @@ from .api import Api
 from .clock import CLOCK, Clock
 from .config import ClientConfig
 from .errors import ClientClosedError
+from .in_process import InProcess
 from .loop import BackgroundLoop, at_exit, background, in_thread
-from .transport import HttpxTransport, Transport
+from .transport import NetworkTransport, Transport
 
 _log = logging.getLogger("tinsmith")
 
@@ -53,10 +54,11 @@ class Connection:
             return self._api
 
     async def _transport(self) -> Transport:
-        app: Any = None
+        transport: Transport
         if self.config.base_url is None:
-            app = await _acquire_embedded(self.closing)
-        transport = HttpxTransport(self.config.base_url, app=app, connect_timeout=self.config.connect_timeout)
+            transport = InProcess(await _acquire_embedded(self.closing))
+        else:
+            transport = NetworkTransport(self.config.base_url, connect_timeout=self.config.connect_timeout)
         self.closing.push_async_callback(transport.aclose)
         return transport
 

@@ -21,6 +21,13 @@ def datum_from_messages(
     Weight 1 for what the assistant says in each of its turns, up to and with its end-of-turn token; 0 for
     everything else. ``last_turn_only`` trains the last turn alone, as for a conversation whose earlier turns
     are not to be learnt, or whose template writes earlier turns differently from the last one.
+
+    >>> talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    >>> datum = datum_from_messages(tokenizer, talk)
+    >>> tokenizer.decode([t for t, w in zip(
+    ...     datum.loss_fn_inputs["target_tokens"].tolist(), datum.loss_fn_inputs["weights"].tolist()
+    ... ) if w])
+    'Hello<|im_end|>'
     """
     turns = [at for at, message in enumerate(messages) if message.get("role") == "assistant"]
     if not turns:
@@ -42,7 +49,12 @@ def datum_from_messages(
 
 
 def prompt_from_messages(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> ModelInput:
-    """A conversation so far, up to where the assistant speaks."""
+    """A conversation so far, up to where the assistant speaks.
+
+    >>> prompt = prompt_from_messages(tokenizer, [{"role": "user", "content": "Hi"}])
+    >>> tokenizer.decode(prompt.to_ints())
+    '<|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n'
+    """
     return ModelInput.from_ints(_rendered(tokenizer, messages, asks=True))
 
 

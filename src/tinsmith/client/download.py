@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -42,6 +41,8 @@ async def download(api: Caller, url: str, target: Path, clock: Clock) -> Path:
 
 def unpack(archive: Path, folder: Path) -> list[Path]:
     """The files of an archive; one that would land outside the folder is refused."""
+    import tarfile  # it takes as long to load as much of this client
+
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter="data")
         return [folder / member.name for member in tar.getmembers() if member.isfile()]

@@ -29,6 +29,10 @@ class APIFuture(Future[_T]):
     ``cancel()``: it stops waiting for the result, while a training operation that was already asked for
     still runs on the service. It is a `concurrent.futures.Future` too, so ``as_completed`` and
     ``asyncio.wrap_future`` work.
+
+    >>> future = training.forward([DATUM], "cross_entropy")
+    >>> future.result(timeout=60).loss > 0
+    True
     """
 
     def __init__(self) -> None:

@@ -1,33 +1,85 @@
-"""HTTP without a socket: an httpx transport that calls an ASGI app, and passes on its answer as it comes."""
+"""HTTP without a socket: a transport that calls an ASGI app, and passes on its answer as it comes."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
-import httpx
+from .errors import APIConnectionError, APITimeoutError, ClientClosedError
+from .transport import Pool, Response, StreamedResponse
 
 _log = logging.getLogger("tinsmith")
+_HOST = "embedded"
 
 
-class InProcess(httpx.AsyncBaseTransport):
-    """Calls the app. An app that fails before it answers is a 500, as a server would make it."""
+class InProcess:
+    """Calls the app. An app that fails before it answers is a 500, as a server would make it.
+
+    A redirection is always given back as it is.
+    """
 
     def __init__(self, app: Any) -> None:
         self._app = app
+        self._closed = False
+        self._open: set[_Exchange] = set()
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Start the app's work and return as soon as its headers are there."""
-        exchange = _Exchange(await request.aread())
-        exchange.work = asyncio.create_task(self._run(_scope(request), exchange), name="in-process request")
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        timeout: float,
+        pool: Pool,
+        follow_redirects: bool = True,
+    ) -> Response:
+        """One exchange, bounded as a whole: there is no socket to time out."""
         try:
-            status, headers = await exchange.started
-        except BaseException:
-            exchange.abandon()
+            async with asyncio.timeout(timeout), self._exchange(method, path, body, headers) as answer:
+                return Response(answer.status_code, answer.headers, await answer.aread())
+        except TimeoutError as error:
+            what = f"{method} {path.partition('?')[0]}"
+            raise APITimeoutError(what, f"{what} got no answer in {timeout:.0f} s") from error
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        timeout: float,
+        pool: Pool,
+    ) -> AsyncIterator[StreamedResponse]:
+        """One exchange whose answer is read piece by piece."""
+        async with self._exchange(method, path, body, headers) as answer:
+            yield answer
+
+    @asynccontextmanager
+    async def _exchange(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> AsyncIterator[_Exchange]:
+        """The answer as soon as its headers are there."""
+        self._check_open()
+        exchange = _Exchange(body or b"")
+        self._open.add(exchange)
+        scope = _scope(method, path, headers)
+        exchange.work = asyncio.create_task(self._run(scope, exchange), name="in-process request")
+        try:
+            await exchange.started
+            yield exchange
+        except APIConnectionError:
+            self._check_open()
             raise
-        return httpx.Response(status, headers=headers, stream=exchange)
+        finally:
+            self._open.discard(exchange)
+            exchange.leave()
 
     async def _run(self, scope: dict[str, Any], exchange: _Exchange) -> None:
         try:
@@ -37,18 +89,31 @@ class InProcess(httpx.AsyncBaseTransport):
         finally:
             exchange.ended()
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosedError("this client was closed; make a new ServiceClient")
 
-class _Exchange(httpx.AsyncByteStream):
+    async def aclose(self) -> None:
+        """Whoever waits hears that the client was closed."""
+        self._closed = True
+        for exchange in list(self._open):
+            exchange.cut()
+
+
+class _Exchange:
     """One request's way in and its answer's way out."""
 
     def __init__(self, body: bytes) -> None:
         self._body: bytes | None = body
         self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._gone = asyncio.Event()
-        self.started: asyncio.Future[tuple[int, list[tuple[bytes, bytes]]]] = (
-            asyncio.get_running_loop().create_future()
-        )
+        self._whole = False
+        self.started = asyncio.get_running_loop().create_future()
         self.work: asyncio.Task[None] | None = None
+        self.status_code = 500
+        self.headers: dict[str, str] = {}
+
+    # ---- the app's side -------------------------------------------------------------------------
 
     async def receive(self) -> dict[str, Any]:
         """The request's body, whole; then nothing until the caller is gone."""
@@ -61,46 +126,68 @@ class _Exchange(httpx.AsyncByteStream):
     async def send(self, message: dict[str, Any]) -> None:
         """A piece of the answer."""
         if message["type"] == "http.response.start":
-            if not self.started.done():
-                self.started.set_result((message["status"], message.get("headers", [])))
-        elif body := message.get("body"):
+            self.status_code = message["status"]
+            self.headers = {
+                name.decode("latin-1").lower(): value.decode("latin-1")
+                for name, value in message.get("headers", [])
+            }
+            self._start()
+            return
+        if body := message.get("body"):
             self._pieces.put_nowait(body)
+        self._whole = not message.get("more_body", False)
 
     def ended(self) -> None:
         """The app is done, well or not."""
-        if not self.started.done():
-            self.started.set_result((500, []))
+        self._whole = self._whole or not self.started.done()  # one that said nothing is a 500
+        self._start()
         self._pieces.put_nowait(None)
 
-    def abandon(self) -> None:
-        """Nobody reads any more."""
-        self._gone.set()
-        if self.work is not None:
-            self.work.cancel()
+    def _start(self) -> None:
+        if not self.started.done():
+            self.started.set_result(None)
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
+    # ---- the caller's side ----------------------------------------------------------------------
+
+    async def aiter_bytes(self) -> AsyncIterator[bytes]:
+        """The body as it is made."""
         while (piece := await self._pieces.get()) is not None:
             yield piece
+        if not self._whole:
+            raise APIConnectionError(message="the answer of the service in this process broke off")
 
-    async def aclose(self) -> None:
+    async def aread(self) -> bytes:
+        """The whole body."""
+        return b"".join([piece async for piece in self.aiter_bytes()])
+
+    def leave(self) -> None:
         """The answer was read, or is not wanted."""
         self._gone.set()
         if self.work is not None and not self.work.done():
             self.work.cancel()
 
+    def cut(self) -> None:
+        """Nothing more will come."""
+        self._whole = False
+        if not self.started.done():
+            self.started.set_exception(APIConnectionError(message="the client was closed"))
+        self._pieces.put_nowait(None)
 
-def _scope(request: httpx.Request) -> dict[str, Any]:
+
+def _scope(method: str, path: str, headers: Mapping[str, str]) -> dict[str, Any]:
+    parts = urlsplit(path)
+    fields = {"host": _HOST, **{name.lower(): value for name, value in headers.items()}}
     return {
         "type": "http",
         "asgi": {"version": "3.0"},
         "http_version": "1.1",
-        "method": request.method,
-        "headers": [(name.lower(), value) for name, value in request.headers.raw],
-        "scheme": request.url.scheme,
-        "path": request.url.path,
-        "raw_path": request.url.raw_path.partition(b"?")[0],
-        "query_string": request.url.query,
-        "server": (request.url.host, request.url.port),
+        "method": method,
+        "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields.items()],
+        "scheme": "http",
+        "path": unquote(parts.path),
+        "raw_path": parts.path.encode(),
+        "query_string": parts.query.encode(),
+        "server": (_HOST, 80),
         "client": ("127.0.0.1", 0),
         "root_path": "",
     }

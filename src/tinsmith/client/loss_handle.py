@@ -35,6 +35,15 @@ class LossHandle:
     """A loss made with `ServiceClient.create_custom_loss`; `forward_backward_custom` takes it.
 
     With a ``loss_id`` it runs on the service; without one, here, from the same traced graph.
+
+    >>> def loss(logprobs, weights):
+    ...     total = -(logprobs * weights).sum()
+    ...     return total, {"custom/nll:sum": total}
+    >>> handle = service.create_custom_loss(loss, {"logprobs": 1, "weights": 1}).result()
+    >>> isinstance(handle, LossHandle)
+    True
+    >>> training.forward_backward_custom([DATUM], handle).result().metrics["custom/nll:sum"] > 0
+    True
     """
 
     name: str

@@ -21,7 +21,14 @@ KEPT = 4096  # durations of each operation that percentiles are taken from: the 
 
 @dataclass(frozen=True, slots=True)
 class OperationEvent:
-    """An operation began, or ended well or with an error. ``seconds`` is 0 at the beginning."""
+    """An operation began, or ended well or with an error. ``seconds`` is 0 at the beginning.
+
+    >>> seen: list[OperationEvent] = []
+    >>> service.add_listener(seen.append)
+    >>> _ = sampler.sample(PROMPT, 1, SamplingParams(max_tokens=1)).result()
+    >>> [(event.operation, event.phase) for event in seen if event.operation == "sample"]
+    [('sample', 'start'), ('sample', 'stop')]
+    """
 
     operation: str
     phase: Literal["start", "stop", "exception"]
@@ -35,7 +42,13 @@ Listener = Callable[[OperationEvent], None]
 
 @dataclass(frozen=True, slots=True)
 class OperationStats:
-    """How one kind of operation has gone so far; durations in seconds, from call to result."""
+    """How one kind of operation has gone so far; durations in seconds, from call to result.
+
+    >>> _ = sampler.sample(PROMPT, 1, SamplingParams(max_tokens=1)).result()
+    >>> stats = service.metrics()["sample"]
+    >>> stats.count >= 1, stats.p50 <= stats.p99
+    (True, True)
+    """
 
     count: int
     errors: int

@@ -18,7 +18,12 @@ _PAGE = 100
 
 @dataclass(frozen=True, slots=True)
 class ResumedRun:
-    """A run to go on with. Without a ``checkpoint`` it is a fresh one."""
+    """A run to go on with. Without a ``checkpoint`` it is a fresh one.
+
+    >>> resumed = service.resume_training("a run of this name", "tiny-llama", rank=2).result()
+    >>> isinstance(resumed, ResumedRun), resumed.step
+    (True, 0)
+    """
 
     training_client: TrainingClient
     checkpoint: Checkpoint | None

@@ -6,7 +6,10 @@ import asyncio
 import itertools
 import logging
 import random
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
+from functools import partial
+from typing import TypeVar
 
 from tinsmith.types import SampleJob, SampleResponse
 from tinsmith.types.polling import SEQ_IDS_PER_CLIENT
@@ -22,6 +25,7 @@ from .samples import Progress, checked, encode, with_ids
 from .session import Live, Session
 
 _log = logging.getLogger("tinsmith")
+_T = TypeVar("_T")
 _RESAMPLES = 5
 
 
@@ -106,7 +110,7 @@ class Sampler:
         while True:
             body = await self.body(live, job, number)
             with about(seq_id=number):
-                submitted = await self._submit(live, body)
+                submitted = await self.submit(live, body, partial(live.api.sample, body))
                 try:
                     response = await self._outcome(live, submitted)
                 except (ResultExpiredError, RequestFailedError) as error:
@@ -129,21 +133,21 @@ class Sampler:
             return self.retry.retry_failed and should_retry(error, Layer.OPTIONAL)
         return isinstance(error.__cause__, Exception) and should_retry(error.__cause__, Layer.RESAMPLE)
 
-    async def _submit(self, live: Live, body: bytes) -> Submitted:
+    async def submit(self, live: Live, body: bytes, attempt: Callable[[], Awaitable[_T]]) -> _T:
         """Through the gate; the seq id stays the same however often the service asks for a pause."""
         while True:
             async with live.gate.slot(), live.sample_bytes.hold(len(body)):
                 self._check_progress(live)
                 try:
-                    return await self._try_submit(live, body)
+                    return await self._try_submit(attempt)
                 except RateLimitError as error:
                     if not self.retry.enable_retry_logic:
                         raise
                     live.gate.pause(hint_of(error))
 
-    async def _try_submit(self, live: Live, body: bytes) -> Submitted:
+    async def _try_submit(self, attempt: Callable[[], Awaitable[_T]]) -> _T:
         if not self.retry.enable_retry_logic:
-            return await live.api.sample(body)
+            return await attempt()
         budget = Budget(
             Layer.SAMPLE,
             self.retry.progress_timeout,
@@ -151,7 +155,7 @@ class Sampler:
             self.retry.delay,
             self.retry.retries,
         )
-        return await call_with_retries(lambda _: live.api.sample(body), budget, self.session.clock, "asample")
+        return await call_with_retries(lambda _: attempt(), budget, self.session.clock, "asample")
 
     def _check_progress(self, live: Live) -> None:
         if self.retry.enable_stuck_detection and live.server.sample_enable_stuck_detection:

@@ -53,6 +53,10 @@ class SamplingClient(Tokenized):
     It can be pickled into worker processes. Each copy there samples under numbers of its own; the API key
     is not in the pickle but comes from the worker's environment (TINKER_API_KEY). Where that will not do,
     pass `get_sampler_handle` and use `from_sampler_handle` with a key.
+
+    >>> response = sampler.sample(PROMPT, 1, SamplingParams(max_tokens=4, seed=1, stop=[])).result()
+    >>> len(response.sequences[0].tokens)
+    4
     """
 
     def __init__(

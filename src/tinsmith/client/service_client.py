@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tinsmith.types import (
     AdamOptimizerConfig,
@@ -21,7 +21,7 @@ from tinsmith.types.validation import check_lora
 from tinsmith.wire import json as wire_json
 
 from .client_futures import BackcompatSamplingClientFuture, BackcompatTrainingClientFuture
-from .config import ClientConfig
+from .config import ClientConfig, Timeout
 from .console import console_url
 from .errors import NotFoundError, TinkerError
 from .futures import APIFuture, spawn, spawn_into
@@ -37,9 +37,6 @@ from .sampling_client import SamplingClient, open_sampler
 from .session import Live, Session, Status
 from .telemetry import Telemetry
 from .training_client import TrainingClient
-
-if TYPE_CHECKING:
-    from httpx import Timeout
 
 _MAX_RANK = 2**31 - 1  # the service knows its own limit
 
@@ -57,6 +54,11 @@ class ServiceClient:
     else the embedded service. ``timeout`` is for one attempt of one request, in seconds;
     ``max_retries`` bounds the attempts, which otherwise only their time does; ``deadline`` is the longest
     that an accepted operation is waited for (None: for ever).
+
+    >>> with ServiceClient() as client:
+    ...     models = client.get_server_capabilities().supported_models
+    >>> len(models) > 0
+    True
     """
 
     def __init__(

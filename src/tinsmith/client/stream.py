@@ -6,18 +6,20 @@ import asyncio
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tinsmith.types import SampleJob, StopReason
-from tinsmith.wire import json as wire_json
-from tinsmith.wire import sse
+from tinsmith.types import SampleJob, StopReason, UserError
+from tinsmith.types.sampling import none_for_nan
+from tinsmith.wire import sample_events, sse
 
 from . import endpoints as to
 from .errors import (
     APIResponseValidationError,
+    DeadlineError,
     RequestFailedError,
     StreamConsumedError,
     StreamingUnsupportedError,
@@ -25,17 +27,23 @@ from .errors import (
 )
 from .futures import APIFuture, spawn
 from .loop import BackgroundLoop, background
-from .transport import Response
+from .transport import Response, StreamedResponse
 
 if TYPE_CHECKING:
     from .sampler import Sampler
+    from .session import Live, Session
 
 _AHEAD = 256  # tokens read before anybody took them; then the service has to wait
 
 
 @dataclass(frozen=True, slots=True)
 class StreamedToken:
-    """One token as it was decoded. ``stop_reason`` is set on the last one of each sequence."""
+    """One token as it was decoded. ``stop_reason`` is set on the last one of each sequence.
+
+    >>> *_, last = sampler.stream(PROMPT, SamplingParams(max_tokens=3, stop=[]))
+    >>> isinstance(last, StreamedToken), last.stop_reason
+    (True, 'length')
+    """
 
     token_id: int
     logprob: float | None
@@ -48,6 +56,10 @@ class TokenStream:
 
     Leaving it early (``break``, an error, ``close()``) ends the sampling on the service too. It is a
     context manager, so that this happens at once and not when the stream is collected.
+
+    >>> with sampler.stream(PROMPT, SamplingParams(max_tokens=3, stop=[])) as stream:
+    ...     print(len([token.token_id for token in stream]))
+    3
     """
 
     def __init__(self, tokens: AsyncGenerator[list[StreamedToken], None]) -> None:
@@ -167,47 +179,63 @@ async def produce(sampler: Sampler, job: SampleJob, number: int) -> AsyncGenerat
         raise StreamingUnsupportedError(f"{live.api.config.place} does not stream samples; use sample()")
     body = await sampler.body(live, job, number)
     with live.telemetry.noting_errors(), live.observer.operation("stream", sampler=sampler.id):
-        async with live.gate.slot(), live.api.stream(to.STREAM, body) as answer:
-            if answer.status_code != 200:
-                raise await _refusal(answer)
-            decoder, ended = sse.Decoder(), False
-            async for piece in answer.aiter_bytes():
-                for event in decoder.feed(piece):
-                    if event.event == "done":
-                        ended = True
-                    elif event.event == "error":
-                        raise _failure(event)
-                    elif event.event == "tokens":
-                        yield _tokens(event)
-            if not ended:
-                raise RequestFailedError("the stream broke off before its end", "", "server")
+        answer, held = await sampler.submit(live, body, partial(_begin, live, body))
+        async with held, aclosing(_events(answer, sampler.session)) as events:
+            async for event in events:
+                if event.event == "tokens":
+                    yield _tokens(event)
+                elif event.event == "error":
+                    raise _failure(event)
+                elif event.event == "done":
+                    return
+        raise RequestFailedError("the stream broke off before its end", "", "server")
+
+
+async def _begin(live: Live, body: bytes) -> tuple[StreamedResponse, AsyncExitStack]:
+    """The answer that has begun, and what to close after it; a refusal raises."""
+    async with AsyncExitStack() as held:
+        answer = await held.enter_async_context(live.api.stream(to.STREAM, body))
+        if answer.status_code != 200:
+            raise await _refusal(answer)
+        return answer, held.pop_all()
+
+
+async def _events(answer: StreamedResponse, session: Session) -> AsyncGenerator[sse.Event, None]:
+    """Events as they come. A service that only keeps the connection alive is not waited for without end."""
+    decoder, clock, most = sse.Decoder(), session.clock, session.config.deadline
+    heard = clock.now()
+    async for piece in answer.aiter_bytes():
+        events = decoder.feed(piece)
+        for event in events:
+            yield event
+        if events:
+            heard = clock.now()
+        elif most is not None and clock.now() - heard > most:
+            raise DeadlineError(f"the stream had no token for {clock.now() - heard:.0f} s", "")
 
 
 def _tokens(event: sse.Event) -> list[StreamedToken]:
-    value = wire_json.loads(event.data.encode())
     try:
-        sequence, reason = value["sequence"], value.get("stop_reason")
-        ids, logprobs = value["tokens"], value["logprobs"]
-        last = len(ids) - 1
-        return [
-            StreamedToken(token, logprob, sequence, reason if at == last else None)
-            for at, (token, logprob) in enumerate(zip(ids, logprobs, strict=True))
-        ]
-    except (KeyError, TypeError, ValueError) as error:
+        delta = sample_events.tokens_of(event)
+    except UserError as error:
         response = Response(200, {}, event.data.encode())
         raise APIResponseValidationError(
-            response, event.data, "an event of the stream cannot be read"
+            response, event.data, f"an event of the stream cannot be read: {error}"
         ) from error
+    logprobs = none_for_nan(delta.logprobs_np)
+    last = len(logprobs) - 1
+    return [
+        StreamedToken(token, logprob, delta.index, delta.stop_reason if at == last else None)
+        for at, (token, logprob) in enumerate(zip(delta.tokens_np.tolist(), logprobs, strict=True))
+    ]
 
 
 def _failure(event: sse.Event) -> RequestFailedError:
-    value = wire_json.loads(event.data.encode())
-    return RequestFailedError(
-        f"the stream failed: {value['error']}", event.id, value.get("category", "unknown")
-    )
+    error, category = sample_events.failure_of(event)
+    return RequestFailedError(f"the stream failed: {error}", event.id, category)
 
 
-async def _refusal(answer: Any) -> Exception:
+async def _refusal(answer: StreamedResponse) -> Exception:
     headers = {name.lower(): value for name, value in answer.headers.items()}
     response = Response(answer.status_code, headers, await answer.aread())
     return status_error(f"POST /api/v1/{to.STREAM.path}", response)

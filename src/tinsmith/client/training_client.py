@@ -72,6 +72,13 @@ class TrainingClient(Tokenized):
     The ``_async`` twins are coroutines that give the same future, so both
     ``await client.optim_step(...)`` and ``await (await client.optim_step_async(...))`` give the result.
     What is wrong with a call as such is raised by the call itself, before anything is sent.
+
+    >>> before = training.forward([DATUM], "cross_entropy").result().loss
+    >>> for _ in range(3):
+    ...     step = training.forward_backward([DATUM], "cross_entropy")
+    ...     stepped = training.optim_step(AdamParams(learning_rate=1e-2))
+    >>> training.forward([DATUM], "cross_entropy").result().loss < before
+    True
     """
 
     def __init__(self, session: Session, live: Live, info: GetInfoResponse) -> None:

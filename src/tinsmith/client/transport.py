@@ -1,20 +1,22 @@
-"""Bytes over HTTP, and nothing else: the one place that knows httpx."""
+"""Bytes over HTTP, and nothing else: the one place that knows aiohttp."""
 
 from __future__ import annotations
 
-import asyncio
-import importlib.util
-import logging
+import os
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, Protocol
+from urllib.request import getproxies, proxy_bypass
 
 from .config import without_password
 from .errors import APIConnectionError, APITimeoutError, ClientClosedError
 
 if TYPE_CHECKING:
-    import httpx
+    import aiohttp
+    from yarl import URL
 
 Pool = Literal["session", "sample", "train", "retrieve", "poll", "stream", "download", "telemetry"]
 
@@ -30,9 +32,7 @@ POOL_SIZES: dict[Pool, int] = {
     "telemetry": 1,
 }
 
-SHARD_SIZE = 20
-
-_EMBEDDED_URL = "http://embedded"
+_PART = 2**18  # bytes of a body that are handed to the socket at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Response:
 
 
 class StreamedResponse(Protocol):
-    """An answer whose body is still to come."""
+    """An answer whose body is still to come; header names are lower case."""
 
     @property
     def status_code(self) -> int:
@@ -59,7 +59,7 @@ class StreamedResponse(Protocol):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Whatever their case."""
+        """By lower-case name."""
         ...
 
     def aiter_bytes(self) -> AsyncIterator[bytes]:
@@ -106,26 +106,34 @@ class Transport(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Shard:
-    """One httpx client. Its pool takes time quadratic in its connections, so a large pool is made of many."""
+class _Streamed:
+    """aiohttp's answer as a `StreamedResponse`."""
 
-    client: httpx.AsyncClient
-    busy: int = 0
+    def __init__(self, answer: aiohttp.ClientResponse) -> None:
+        self._answer = answer
+        self.status_code = answer.status
+        self.headers = _lower(answer.headers)
+
+    async def aiter_bytes(self) -> AsyncIterator[bytes]:
+        """The body as it arrives."""
+        async for piece in self._answer.content.iter_any():
+            yield piece
+
+    async def aread(self) -> bytes:
+        """The whole body."""
+        return await self._answer.read()
 
 
-class HttpxTransport:
-    """httpx, over the network or straight into an ASGI app of this process."""
+class NetworkTransport:
+    """HTTP over the network, with the proxies and certificates the environment names."""
 
-    def __init__(self, base_url: str | None, *, app: Any = None, connect_timeout: float = 5.0) -> None:
-        self._base_url = base_url or _EMBEDDED_URL
-        self._shown_url = without_password(self._base_url)
-        self._app = app
+    def __init__(self, base_url: str, *, connect_timeout: float = 5.0) -> None:
+        self._base_url = base_url
+        self._shown_url = without_password(base_url)
         self._connect_timeout = connect_timeout
-        self._pools: dict[Pool, list[_Shard]] = {}
-        self._tls: Any = None
+        self._sessions: dict[Pool, aiohttp.ClientSession] = {}
+        self._proxies = getproxies()
         self._closed = False
-        _quieten_httpx()
 
     async def request(
         self,
@@ -139,18 +147,8 @@ class HttpxTransport:
         follow_redirects: bool = True,
     ) -> Response:
         """One exchange."""
-        async with self._exchange(method, path, timeout, pool) as (client, phases):
-            # In-process there is no socket to time out, so the whole exchange is bounded instead.
-            async with asyncio.timeout(timeout if self._app is not None else None):
-                answer = await client.request(
-                    method,
-                    self._address(path),
-                    content=body,
-                    headers=dict(headers),
-                    timeout=phases,
-                    follow_redirects=follow_redirects,
-                )
-        return Response(answer.status_code, {k.lower(): v for k, v in answer.headers.items()}, answer.content)
+        async with self._exchange(method, path, body, headers, timeout, pool, follow_redirects) as answer:
+            return Response(answer.status, _lower(answer.headers), await answer.read())
 
     @asynccontextmanager
     async def stream(
@@ -164,89 +162,122 @@ class HttpxTransport:
         pool: Pool,
     ) -> AsyncIterator[StreamedResponse]:
         """One exchange whose answer is read piece by piece."""
-        async with (
-            self._exchange(method, path, timeout, pool) as (client, phases),
-            client.stream(
-                method, self._address(path), content=body, headers=dict(headers), timeout=phases
-            ) as answer,
-        ):
-            yield answer
+        async with self._exchange(method, path, body, headers, timeout, pool, True) as answer:
+            yield _Streamed(answer)
 
     @asynccontextmanager
     async def _exchange(
-        self, method: str, path: str, timeout: float, pool: Pool
-    ) -> AsyncIterator[tuple[httpx.AsyncClient, httpx.Timeout]]:
-        """A client for the time of one exchange; what goes wrong with it becomes one of our errors."""
-        import httpx
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        timeout: float,
+        pool: Pool,
+        follow_redirects: bool,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """An answer for the time of one exchange; what goes wrong with it becomes one of our errors."""
+        import aiohttp
+        from yarl import URL
 
         what = f"{method} {path.partition('?')[0]}"
         self._check_open()
-        shard = self._shard(pool)
-        shard.busy += 1
+        large = body if body is not None and len(body) > _PART else None
+        address = URL(self._base_url + path if path.startswith("/") else path, encoded=True)
         try:
-            yield shard.client, httpx.Timeout(timeout, connect=self._connect_timeout, pool=None)
-        except (httpx.TimeoutException, TimeoutError) as error:
+            async with self._session(pool).request(
+                method,
+                address,
+                data=body if large is None else _parts(large),
+                headers=headers if large is None else {**headers, "content-length": str(len(large))},
+                timeout=aiohttp.ClientTimeout(None, sock_connect=self._connect_timeout, sock_read=timeout),
+                allow_redirects=follow_redirects,
+                proxy=self._proxy(address),
+            ) as answer:
+                yield answer
+        except TimeoutError as error:
             said = f"{what} at {self._shown_url} got no answer in {timeout:.0f} s"
             raise APITimeoutError(what, said) from error
-        except httpx.RequestError as error:
+        except aiohttp.ClientError as error:
             self._check_open()
             reason = str(error) or type(error).__name__
             said = f"{what}: no connection to {self._shown_url}: {reason}"
             raise APIConnectionError(what, said) from error
         except RuntimeError:
-            self._check_open()  # httpx's word for a client closed under a request
+            self._check_open()  # aiohttp's word for a session closed under a request
             raise
-        finally:
-            shard.busy -= 1
-
-    def _address(self, path: str) -> str:
-        return self._base_url + path if path.startswith("/") else path
 
     async def aclose(self) -> None:
         """Close every connection."""
         self._closed = True
-        shards = [shard for pool in self._pools.values() for shard in pool]
-        self._pools.clear()
-        for shard in shards:
-            await shard.client.aclose()
+        sessions = list(self._sessions.values())
+        self._sessions.clear()
+        for session in sessions:
+            await session.close()
 
     def _check_open(self) -> None:
         if self._closed:
             raise ClientClosedError("this client was closed; make a new ServiceClient")
 
-    def _shard(self, pool: Pool) -> _Shard:
-        """The first client with a connection to spare, a new one, or (all being full) the least busy."""
-        shards = self._pools.setdefault(pool, [])
-        for shard in shards:
-            if shard.busy < SHARD_SIZE:
-                return shard
-        if len(shards) * SHARD_SIZE >= POOL_SIZES[pool]:
-            return min(shards, key=lambda shard: shard.busy)
-        shards.append(_Shard(self._connect(SHARD_SIZE)))
-        return shards[-1]
+    def _proxy(self, address: URL) -> str | None:
+        """What the environment named when this was made."""
+        proxy = self._proxies.get(address.scheme) or self._proxies.get("all")
+        return None if proxy is None or proxy_bypass(address.host or "") else proxy
 
-    def _connect(self, connections: int) -> httpx.AsyncClient:
-        import httpx
+    def _session(self, pool: Pool) -> aiohttp.ClientSession:
+        if pool not in self._sessions:
+            import aiohttp
 
-        if self._app is not None:
-            from .in_process import InProcess
-
-            wire = InProcess(self._app)
-            return httpx.AsyncClient(transport=wire, headers={"accept-encoding": "identity"})
-        if self._tls is None:
-            self._tls = httpx.create_ssl_context()  # costly to make, so the pools share one
-        return httpx.AsyncClient(
-            verify=self._tls,
-            http2=importlib.util.find_spec("h2") is not None,
-            follow_redirects=True,
-            limits=httpx.Limits(
-                max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=30.0
-            ),
-        )
+            connector = _connector_class()(
+                limit=POOL_SIZES[pool],
+                keepalive_timeout=30.0,
+                ssl=_tls() if self._base_url.startswith("https:") else True,
+            )
+            self._sessions[pool] = aiohttp.ClientSession(
+                connector=connector,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                skip_auto_headers=("Content-Type",),
+            )
+        return self._sessions[pool]
 
 
-def _quieten_httpx() -> None:
-    """httpx logs every request at INFO, which drowns everything else; whoever set a level keeps it."""
-    logger = logging.getLogger("httpx")
-    if logger.level == logging.NOTSET:
-        logger.setLevel(logging.WARNING)
+async def _parts(body: bytes) -> AsyncIterator[memoryview]:
+    whole = memoryview(body)
+    for start in range(0, len(body), _PART):
+        yield whole[start : start + _PART]
+
+
+def _lower(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """What this machine trusts, and what certifi does: some machines have no list of their own."""
+    import certifi
+
+    context = ssl.create_default_context()
+    context.load_verify_locations(certifi.where())
+    return context
+
+
+@cache
+def _connector_class() -> Any:
+    import aiohttp
+
+    class Connector(aiohttp.TCPConnector):
+        """In a forked child it is as good as closed: its sockets are the parent's, and must be left alone."""
+
+        def __init__(self, **how: Any) -> None:
+            self._pid = os.getpid()
+            super().__init__(**how)
+
+        @property
+        def closed(self) -> bool:
+            return self._pid != os.getpid() or super().closed
+
+        def __del__(self, *_: Any) -> None:
+            if self._pid == os.getpid():
+                super().__del__()
+
+    return Connector

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tinsmith.types.losses import LOSSES
-from tinsmith.wire import json, protobuf
+from tinsmith.wire import json, protobuf, sse
 
 Schema = dict[str, Any]
 _NULL: Schema = {"type": "null"}
@@ -84,6 +84,11 @@ _FAILURE = _object({"error": {"type": "string"}, "category": {"enum": ["user", "
 _METADATA = _object({"status": {"const": "complete_metadata"}, "response_payload_size": _INTEGER})
 _OTHER = {"type": "object", "description": "The result of an operation that is neither a batch nor a sample."}
 
+_EVENTS = """\
+Server-sent events. `tokens`: {sequence, tokens, logprobs, stop_reason}, what one of the request's sequences
+gained; stop_reason with its last. Then either `done`, or `error`: {error, category}. Comments keep the
+connection alive while there is nothing to tell. Hanging up ends the sample; it cannot be taken up again."""
+
 _BYTES: Schema = {"schema": {"type": "string", "contentEncoding": "binary"}}
 
 # Path -> what it gives, by content type.
@@ -92,6 +97,7 @@ RESULTS: dict[str, Schema] = {
         json.CONTENT_TYPE: {"schema": {"anyOf": [_FAILURE, _METADATA, _LOSS, _SAMPLE, _OTHER]}}
     }
     | _BINARY,
+    "sample_stream": {sse.CONTENT_TYPE: {"schema": {"type": "string", "description": _EVENTS}}},
     "downloads/checkpoints/{run_id}/{kind}/{name}/archive.tar.gz": {"application/gzip": _BYTES},
     "downloads/checkpoints/{run_id}/{kind}/{name}/files/{file}": {"application/octet-stream": _BYTES},
     "downloads/traces/{session_id}": {

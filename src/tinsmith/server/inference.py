@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+
 from starlette.responses import Response
 
 from tinsmith.service.futures import Outcome
 from tinsmith.service.kinds import BULK_TO_JSON, KINDS
+from tinsmith.service.streams import StreamFailed
+from tinsmith.types import SampleDelta
 from tinsmith.types.polling import JoinSamplingSessionResponse, RetrieveFuturesRequest
 from tinsmith.types.replies import CreateSamplingSessionResponse, Empty, FutureResponse, PendingReply
 from tinsmith.types.requests import RetrieveFutureRequest
-from tinsmith.wire import json, protobuf
+from tinsmith.wire import json, protobuf, sample_events, sse
 
 from .call import Call, reply
+from .events import EventStream
 
 _METADATA_FIRST_BYTES = 1 << 20  # larger results are announced by size to clients that ask for that
 
@@ -32,6 +38,24 @@ async def asample(call: Call) -> Response:
     """Accept a sample."""
     request_id, sequence_ids = await call.accepted(call.service.samplers.submit(call.owner, call.body))
     return reply(FutureResponse(request_id=request_id, sample_sequence_ids=sequence_ids))
+
+
+async def sample_stream(call: Call) -> Response:
+    """A sample as server-sent events, told while it is decoded; nothing of it is kept."""
+    async with AsyncExitStack() as held:
+        deltas = await held.enter_async_context(call.service.samplers.streaming(call.owner, call.body))
+        return EventStream(_events(deltas), held.pop_all())
+
+
+async def _events(deltas: AsyncGenerator[SampleDelta, None]) -> AsyncGenerator[sse.Event, None]:
+    try:
+        async for delta in deltas:
+            for part in delta.sequences:
+                yield sample_events.tokens_event(part)
+    except StreamFailed as error:
+        yield sample_events.failure_event(str(error), error.category)
+    else:
+        yield sample_events.DONE
 
 
 async def cancel_future(call: Call) -> Response:

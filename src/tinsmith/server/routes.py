@@ -147,6 +147,7 @@ ROUTES = [
         p.JoinSamplingSessionResponse,
     ),
     Route("POST", "asample", inference.asample, r.SampleRequest, _FUTURE),
+    Route("POST", "sample_stream", inference.sample_stream, r.SampleRequest, None),
     Route("GET", "samplers/{sampler_id}", inference.get_sampler, None, t.GetSamplerResponse),
     Route("POST", "retrieve_future", inference.retrieve_future, r.RetrieveFutureRequest, None),
     Route(

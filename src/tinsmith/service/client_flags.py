@@ -50,6 +50,8 @@ class ClientFlags(BaseSettings):
     proto_write_fwdbwd: bool = True
     fwd_via_fwdbwd: bool = True
     create_model_via_load_weights: bool = True
+    # Our own client asks for this.
+    sample_stream: bool = Field(True, description="samples can be had token by token")
 
     refresh_interval_sec: int = Field(300, ge=10)
     sample_cancel_enabled: bool = True

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import secrets
 import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +21,15 @@ from tinsmith.store import Blobs, Database, schema
 from tinsmith.types import (
     CreateSamplingSessionRequest,
     NotFound,
+    SampleDelta,
+    SampledSequence,
     SampleJob,
     SampleRequest,
     SampleResponse,
+    SequenceDelta,
+    Unavailable,
     UserError,
 )
-from tinsmith.wire import json
 
 from . import ids, queue_state
 from .base_models import BaseModels
@@ -33,15 +40,15 @@ from .kinds import KINDS
 from .open_samplers import OpenSamplers, Sampler
 from .queue_state import QueueState
 from .quotas import Quotas, TooMuchWaiting
+from .sample_jobs import job_of, sequence_ids, with_seed
 from .sessions import Session
 from .settings import Settings
+from .streams import StreamFailed, supervised
 from .supervision import EngineKilled, Supervisor
 from .usage import Usage
 
 log = logging.getLogger(__name__)
 _table = schema.samplers
-_MAX_SEED = 2**63 - 1
-_MOST_SEQUENCES = 4096  # more are refused by the engine, through the future
 
 
 class Samplers:
@@ -76,6 +83,8 @@ class Samplers:
         self._settings = settings
         self._known: dict[str, Sampler] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._streaming: set[asyncio.Task[None]] = set()
+        self._stream_numbers = itertools.count()
 
     # -- making ----------------------------------------------------------------------------------
 
@@ -160,6 +169,19 @@ class Samplers:
 
     async def submit(self, owner: str, request: SampleRequest) -> tuple[str, list[str]]:
         """Accept a sample; gives its request id and one id for each sequence to come."""
+        sampler, operation = await self._asked(owner, request)
+        request_id = operation.request_id
+        named = request_id, sequence_ids(request, request_id)
+        if await self._futures.known(request_id, owner):
+            return named
+        self._check_room()
+        with self._quotas.admitted(operation, self._base_models.context_length(sampler.base_model)):
+            if await self._journal.accept(operation) is not None:
+                self.begin(operation)
+        return named
+
+    async def _asked(self, owner: str, request: SampleRequest) -> tuple[Sampler, Operation]:
+        """What is asked, numbered and with a seed, and of whom; or a refusal."""
         if request.record_stability_info:
             raise UserError("is not available: stable_reinforce is not public", field="record_stability_info")
         sampler = await self._addressed(owner, request)
@@ -169,18 +191,13 @@ class Samplers:
                 raise UserError("missing; number the samples of a session from 0", field="seq_id")
             seq = secrets.randbits(62)
         request_id = ids.request_id(sampler.sampler_id, seq)
-        sequence_ids = ids.sequence_ids(request_id, min(max(request.num_samples, 0), _MOST_SEQUENCES))
-        if await self._futures.known(request_id, owner):
-            return request_id, sequence_ids
-        if len(self._running) >= self._settings.max_pending_samples:
+        return sampler, Operation(request_id, owner, sampler.sampler_id, seq, "sample", with_seed(request))
+
+    def _check_room(self) -> None:
+        if self.running_count >= self._settings.max_pending_samples:
             raise TooMuchWaiting(
-                f"the service is full: {len(self._running)} samples of all its users are waiting"
+                f"the service is full: {self.running_count} samples of all its users are waiting"
             )
-        operation = Operation(request_id, owner, sampler.sampler_id, seq, "sample", _with_seed(request))
-        with self._quotas.admitted(operation, self._base_models.context_length(sampler.base_model)):
-            if await self._journal.accept(operation) is not None:
-                self.begin(operation)
-        return request_id, sequence_ids
 
     async def _addressed(self, owner: str, request: SampleRequest) -> Sampler:
         if request.sampling_session_id is not None:
@@ -233,27 +250,74 @@ class Samplers:
     @property
     def running_count(self) -> int:
         """Samples in flight."""
-        return len(self._running)
+        return len(self._running) + len(self._streaming)
 
     async def _perform(self, operation: Operation) -> Outcome:
         try:
             sampler = await self.get(operation.owner, operation.stream_id)
-            job = _job(operation.payload, operation.request_id)
+            job = job_of(operation.payload, operation.request_id)
             response = await self._supervisor.carry_out(lambda: self._sample(sampler, job))
-            self._usage.sampled(sampler.owner, sampler.session_id, sampler.base_model, job, response)
+            self._count(sampler, job, response.prompt_cache_hit_tokens, _length(response.sequences))
             return Outcome("sample", KINDS["sample"].result.encode(response))
-        except UserError as error:
-            return Outcome("sample", error=str(error), category="user")
-        except EngineKilled as error:
-            log.error("sample %s failed: %s", operation.request_id, error)
-            return Outcome("sample", error=str(error), category="server")
         except Exception as error:
-            log.exception("sample %s failed", operation.request_id)
-            return Outcome("sample", error=f"internal error: {type(error).__name__}", category="server")
+            return _failure(error, operation)
 
     async def _sample(self, sampler: Sampler, job: SampleJob) -> SampleResponse:
         async with self._opened.using(sampler):
             return await self._engine.sample(sampler.sampler_id, job)
+
+    def _count(self, sampler: Sampler, job: SampleJob, cached: int, sampled: int) -> None:
+        where = sampler.owner, sampler.session_id, sampler.base_model
+        self._usage.sampled(*where, prompt=job.prompt.length, cached=cached, sampled=sampled)
+
+    # -- streaming -------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def streaming(
+        self, owner: str, request: SampleRequest
+    ) -> AsyncIterator[AsyncGenerator[SampleDelta, None]]:
+        """A sample told as it is decoded, for as long as the block runs; refusals are those of `submit`.
+
+        It is nobody's future: nothing of it is journalled, and whoever loses it asks again. It counts
+        against quotas like any sample without an answer; what was told is used, even if the reader leaves.
+        """
+        sampler, operation = await self._asked(owner, request)
+        self._check_room()
+        stream = replace(operation, request_id=f"{operation.request_id}:stream:{next(self._stream_numbers)}")
+        with self._quotas.admitted(stream, self._base_models.context_length(sampler.base_model)):
+            async with aclosing(self._told(sampler, operation)) as deltas:
+                yield deltas
+
+    async def _told(self, sampler: Sampler, operation: Operation) -> AsyncGenerator[SampleDelta, None]:
+        """The deltas; raises `StreamFailed`."""
+        outcome, told, cached = "abandoned", 0, 0
+        try:
+            job = job_of(operation.payload, operation.request_id)
+            stream = supervised(self._supervisor, lambda: self._stream(sampler, job), self._streaming)
+            async with aclosing(stream) as deltas:
+                async for delta in deltas:
+                    told += _length(delta.sequences)
+                    if delta.response is not None:
+                        outcome, cached = "ok", delta.response.prompt_cache_hit_tokens
+                    yield delta
+        except Exception as error:
+            failure = _failure(error, operation)
+            assert failure.error is not None
+            assert failure.category is not None
+            outcome = failure.category
+            raise StreamFailed(failure.error, failure.category) from error
+        finally:
+            self._futures.outcomes["stream", outcome] += 1
+            if told:
+                self._count(sampler, job, cached, told)
+
+    async def _stream(self, sampler: Sampler, job: SampleJob) -> AsyncGenerator[SampleDelta, None]:
+        async with (
+            self._opened.using(sampler),
+            aclosing(self._engine.stream_sample(sampler.sampler_id, job)) as deltas,
+        ):
+            async for delta in deltas:
+                yield delta
 
     # -- ending ----------------------------------------------------------------------------------
 
@@ -275,43 +339,28 @@ class Samplers:
         return await self._database.read(lambda connection: list(connection.scalars(query)))
 
     async def drain(self) -> None:
-        """Finish the samples in flight."""
-        if self._running:
-            await asyncio.wait(list(self._running.values()))
+        """Finish the samples in flight, streams too."""
+        if tasks := [*self._running.values(), *self._streaming]:
+            await asyncio.wait(tasks)
 
     async def stop(self) -> None:
         """Stop sampling; the journal has what is needed to sample again later."""
-        tasks = list(self._running.values())
+        tasks = [*self._running.values(), *self._streaming]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _with_seed(request: SampleRequest) -> SampleRequest:
-    """A seed chosen once and journalled, so that a sample repeated after a restart is the same sample."""
-    if request.sampling_params.seed is not None:
-        return request
-    params = request.sampling_params.model_copy(update={"seed": secrets.randbits(62)})
-    return request.model_copy(update={"sampling_params": params})
+def _failure(error: Exception, operation: Operation) -> Outcome:
+    """Whose fault it was that a sample failed, in words for its owner."""
+    if isinstance(error, UserError):
+        return Outcome("sample", error=str(error), category="user")
+    if isinstance(error, Unavailable):
+        return Outcome("sample", error=str(error), category="server")
+    log.error("sample %s failed", operation.request_id, exc_info=error)
+    said = str(error) if isinstance(error, EngineKilled) else f"internal error: {type(error).__name__}"
+    return Outcome("sample", error=said, category="server")
 
 
-def _job(request: SampleRequest, request_id: str) -> SampleJob:
-    target = request.target_prompt_logprobs
-    seed = request.sampling_params.seed
-    if seed is None or not 0 <= seed <= _MAX_SEED:
-        raise UserError(f"{seed} is not between 0 and {_MAX_SEED}", field="sampling_params.seed")
-    return SampleJob(
-        prompt=json.model_input_from_json(request.prompt, "prompt"),
-        params=request.sampling_params,
-        num_samples=request.num_samples,
-        prompt_logprobs=bool(request.prompt_logprobs),
-        topk_prompt_logprobs=request.topk_prompt_logprobs,
-        topk_sample_logprobs=request.topk_sample_logprobs,
-        target_prompt_logprobs=None
-        if target is None
-        else json.tensor_from_json(target, "target_prompt_logprobs"),
-        prompt_alt_tokens_k=request.prompt_alt_tokens_k,
-        prompt_logprobs_last_n=request.prompt_logprobs_last_n,
-        seed=seed,
-        sequence_ids=ids.sequence_ids(request_id, min(max(request.num_samples, 0), _MOST_SEQUENCES)),
-    )
+def _length(sequences: Iterable[SampledSequence | SequenceDelta]) -> int:
+    return sum(len(sequence.tokens_np) for sequence in sequences)

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from tinsmith.store import Database, schema
-from tinsmith.types import ForwardBackwardInput, SampleJob, SampleResponse
+from tinsmith.types import ForwardBackwardInput
 
 from . import ids
 
@@ -32,18 +32,11 @@ class Usage:
         self._add(owner, session_id, base_model, training=count)
 
     def sampled(
-        self, owner: str, session_id: str, base_model: str, job: SampleJob, response: SampleResponse
+        self, owner: str, session_id: str, base_model: str, *, prompt: int, cached: int, sampled: int
     ) -> None:
-        """A prompt was read and continued."""
-        cached = response.prompt_cache_hit_tokens
-        self._add(
-            owner,
-            session_id,
-            base_model,
-            prefill=job.prompt.length - cached,
-            prefill_cached=cached,
-            sample=sum(sequence.tokens_np.size for sequence in response.sequences),
-        )
+        """A prompt was read, as far as it was not cached, and continued."""
+        kinds = {"prefill": prompt - cached, "prefill_cached": cached, "sample": sampled}
+        self._add(owner, session_id, base_model, **kinds)
 
     def _add(self, owner: str, session_id: str, base_model: str, **tokens: int) -> None:
         hour = int(time.time()) // HOUR * HOUR

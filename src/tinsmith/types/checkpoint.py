@@ -22,7 +22,11 @@ _SCHEME = "tinker://"
 
 
 class ParsedCheckpointTinkerPath(Params):
-    """``tinker://<training_run_id>/<weights|sampler_weights|external_weights>/<name>`` in its parts."""
+    """``tinker://<training_run_id>/<weights|sampler_weights|external_weights>/<name>`` in its parts.
+
+    >>> ParsedCheckpointTinkerPath.from_tinker_path("tinker://run/weights/best").checkpoint_id
+    'weights/best'
+    """
 
     tinker_path: str
     training_run_id: str
@@ -61,7 +65,14 @@ def check_checkpoint_name(name: str) -> str:
 
 
 class Checkpoint(Reply):
-    """One saved checkpoint."""
+    """One saved checkpoint.
+
+    >>> path = training.save_state("kept").result().path
+    >>> rest = service.create_rest_client()
+    >>> [found] = rest.list_checkpoints(training.model_id).result().checkpoints
+    >>> isinstance(found, Checkpoint), found.tinker_path == path
+    (True, True)
+    """
 
     checkpoint_id: str
     checkpoint_type: CheckpointType
@@ -74,7 +85,11 @@ class Checkpoint(Reply):
 
 
 class TrainingRun(Reply):
-    """One run: a base model with an adapter being trained."""
+    """One run: a base model with an adapter being trained.
+
+    >>> isinstance(service.create_rest_client().get_training_run(training.model_id).result(), TrainingRun)
+    True
+    """
 
     training_run_id: str
     base_model: str

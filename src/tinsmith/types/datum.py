@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from .tensor import TensorData, TensorDtype
 if TYPE_CHECKING:
     import torch
 
-    LossInput = TensorData | np.ndarray[Any, Any] | torch.Tensor | list[Any]
+    LossInput = TensorData | np.ndarray[Any, Any] | torch.Tensor | list[Any] | Sequence[float]
 
 # A plain list carries no dtype; the key decides it.
 LIST_DTYPES: dict[str, TensorDtype] = {
@@ -48,12 +48,20 @@ class _Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptProvenanceSpan(_Span):
-    """A run of tokens copied from the prompt of a recorded sequence."""
+    """A run of tokens copied from the prompt of a recorded sequence.
+
+    >>> PromptProvenanceSpan(sequence_id="s:0", offset=0, length=5).length
+    5
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledProvenanceSpan(_Span):
-    """A run of tokens sampled in a recorded sequence."""
+    """A run of tokens sampled in a recorded sequence.
+
+    >>> SampledProvenanceSpan(sequence_id="s:0", offset=5, length=3).offset
+    5
+    """
 
 
 ProvenanceSpan = PromptProvenanceSpan | SampledProvenanceSpan
@@ -134,7 +142,7 @@ def as_tensor_data(key: str, value: LossInput) -> TensorData:
     )
 
 
-def _is_torch(value: object) -> bool:
+def _is_torch(value: object) -> TypeGuard[torch.Tensor]:
     """Whether this is a torch tensor; without importing torch, since who has one has imported it."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)

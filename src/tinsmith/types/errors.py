@@ -6,7 +6,11 @@ from enum import StrEnum
 
 
 class RequestErrorCategory(StrEnum):
-    """Whose fault a failed operation was."""
+    """Whose fault a failed operation was.
+
+    >>> RequestErrorCategory.User == "user"
+    True
+    """
 
     Unknown = "unknown"
     Server = "server"
@@ -18,6 +22,12 @@ class UserError(ValueError):
 
     It crosses every room unchanged: the engine or the service raises it, the future carries it to the
     client with category ``user``.
+
+    >>> try:
+    ...     sampler.sample(PROMPT, 0, SamplingParams())
+    ... except UserError as error:
+    ...     print(error.field)
+    num_samples
     """
 
     def __init__(self, message: str, *, field: str | None = None) -> None:

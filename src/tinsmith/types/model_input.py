@@ -136,7 +136,11 @@ class ImageAssetPointerChunk(_ImageBase):
 
 
 class DmelChunk(Params):
-    """Audio features: a serialized tensor container, opaque to us."""
+    """Audio features: a serialized tensor container, opaque to us.
+
+    >>> DmelChunk(dmel=b"features").type
+    'dmel'
+    """
 
     dmel: Base64Bytes
     type: Literal["dmel"] = "dmel"

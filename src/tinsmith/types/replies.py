@@ -80,6 +80,7 @@ class ClientConfigResponse(Reply):
     proto_write_fwdbwd: bool
     fwd_via_fwdbwd: bool
     create_model_via_load_weights: bool
+    sample_stream: bool
 
 
 class DynamicConfigResponse(Reply):

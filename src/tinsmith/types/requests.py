@@ -97,7 +97,11 @@ class UnloadModelRequest(Request):
 
 
 class OptimStepRequest(Request):
-    """Applies the accumulated gradient."""
+    """Applies the accumulated gradient.
+
+    >>> OptimStepRequest(model_id="run", adam_params=AdamParams()).adam_params.beta2
+    0.95
+    """
 
     model_id: str
     seq_id: int | None = Field(None, ge=0, le=_UINT31)
@@ -191,7 +195,12 @@ class CreateSamplingSessionRequest(Request):
 
 
 class SampleRequest(Request):
-    """Samples continuations of a prompt; ``prompt`` is read by `wire.json`."""
+    """Samples continuations of a prompt; ``prompt`` is read by `wire.json`.
+
+    >>> request = {"prompt": {"chunks": []}, "sampling_params": {}, "base_model": "tiny-llama"}
+    >>> SampleRequest.model_validate(request).num_samples
+    1
+    """
 
     prompt: Any
     sampling_params: SamplingParams

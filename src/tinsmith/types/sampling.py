@@ -24,6 +24,12 @@ class SamplingParams(Params):
     """How to sample. An unknown argument is an error, never ignored.
 
     ``stop``: strings, token ids, None for the model's own end-of-sequence tokens, or [] for no stop at all.
+
+    >>> SamplingParams(max_tokens=16, temperature=0.7, stop=["\\n"]).top_p
+    1.0
+    >>> SamplingParams(max_token=16)
+    Traceback (most recent call last):
+    pydantic_core._pydantic_core.ValidationError: ...
     """
 
     max_tokens: int | None = None
@@ -66,7 +72,12 @@ class PromptAltTokens:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampledSequence:
-    """One sampled continuation; the stop token is part of ``tokens``."""
+    """One sampled continuation; the stop token is part of ``tokens``.
+
+    >>> [sequence] = sampler.sample(PROMPT, 1, SamplingParams(max_tokens=3, stop=[])).result().sequences
+    >>> len(sequence.tokens), len(sequence.logprobs), sequence.stop_reason
+    (3, 3, 'length')
+    """
 
     stop_reason: StopReason
     tokens_np: IntArray
@@ -93,7 +104,12 @@ class SampledSequence:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleResponse:
-    """The answer to one sample request."""
+    """The answer to one sample request.
+
+    >>> response = sampler.sample(PROMPT, 2, SamplingParams(max_tokens=3, stop=[])).result()
+    >>> [len(sequence.tokens) for sequence in response.sequences]
+    [3, 3]
+    """
 
     sequences: list[SampledSequence]
     prompt_logprobs_np: FloatArray | None = None  # NaN where unknown, as at the first position

@@ -32,7 +32,12 @@ class ForwardBackwardInput:
 
 @dataclass(frozen=True, slots=True)
 class ForwardBackwardOutput:
-    """Per-datum tensors in input order, and metrics named ``name:reduction``."""
+    """Per-datum tensors in input order, and metrics named ``name:reduction``.
+
+    >>> output = training.forward([DATUM], "cross_entropy").result()
+    >>> output.loss == output.metrics["loss:sum"], len(output.loss_fn_outputs)
+    (True, 1)
+    """
 
     loss_fn_output_type: str
     loss_fn_outputs: list[LossFnOutput]
@@ -45,7 +50,11 @@ class ForwardBackwardOutput:
 
 
 class LoraConfig(Params):
-    """Which layers get an adapter, and of what rank. The seed decides the initial weights."""
+    """Which layers get an adapter, and of what rank. The seed decides the initial weights.
+
+    >>> LoraConfig(rank=8, train_unembed=False).train_attn
+    True
+    """
 
     rank: int
     seed: int | None = None
@@ -61,7 +70,11 @@ class LoraConfig(Params):
 
 
 class AdamParams(Params):
-    """One step of AdamW, as in torch. ``grad_clip_norm`` 0 means no clipping."""
+    """One step of AdamW, as in torch. ``grad_clip_norm`` 0 means no clipping.
+
+    >>> training.optim_step(AdamParams(learning_rate=1e-3)).result().metrics is not None
+    True
+    """
 
     learning_rate: float = 1e-4
     beta1: float = 0.9
@@ -79,7 +92,12 @@ class OptimParamsBase(BaseModel):
 
 
 class DimuonParams(OptimParamsBase):
-    """One step of dimuon."""
+    """One step of dimuon.
+
+    >>> training.optim_step(DimuonParams(learning_rate=0.1)).result()  # its update rule is not public
+    Traceback (most recent call last):
+    RequestFailedError: ...
+    """
 
     type: str = "dimuon"
     learning_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -98,20 +116,32 @@ class OptimizerConfigBase(BaseModel):
 
 
 class AdamOptimizerConfig(OptimizerConfigBase):
-    """AdamW."""
+    """AdamW.
+
+    >>> service.create_lora_training_client("tiny-llama", optimizer=AdamOptimizerConfig()).result().model_id
+    '...:train:...'
+    """
 
     type: str = "adamw"
 
 
 class DimuonOptimizerConfig(OptimizerConfigBase):
-    """dimuon."""
+    """dimuon.
+
+    >>> DimuonOptimizerConfig().type
+    'dimuon'
+    """
 
     type: str = "dimuon"
     version: int = 1
 
 
 class OptimStepResponse(Reply):
-    """What an optimizer step reports, e.g. the gradient norm before clipping."""
+    """What an optimizer step reports, e.g. the gradient norm before clipping.
+
+    >>> isinstance(training.optim_step(AdamParams()).result(), OptimStepResponse)
+    True
+    """
 
     metrics: dict[str, float] | None = None
 

@@ -6,17 +6,15 @@ import gzip
 import io
 import zlib
 
-import zstandard
-
+from tinsmith import _zstd as zstd
 from tinsmith.types import UserError
 
 ENCODINGS = ("identity", "gzip", "zstd")
-_STEP = 1024  # compressed bytes taken at once: even a bomb's unfold to 32 MiB at most
 
 
 def compress(body: bytes, level: int = 3) -> bytes:
     """One zstd frame."""
-    return zstandard.ZstdCompressor(level=level).compress(body)
+    return zstd.compress(body, level)
 
 
 def decompress(body: bytes, encoding: str, limit: int) -> bytes:
@@ -31,7 +29,7 @@ def decompress(body: bytes, encoding: str, limit: int) -> bytes:
         )
     try:
         plain = _UNFOLD[name](body, limit)
-    except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
+    except (OSError, EOFError, zlib.error, zstd.ZstdError) as error:
         raise UserError(f"the body is not valid {name}: {error}", field="body") from error
     if len(plain) > limit:
         raise UserError(f"the body unfolds to more than {limit} bytes", field="body")
@@ -50,27 +48,17 @@ def _gzip(body: bytes, limit: int) -> bytes:
 
 
 def _zstd(body: bytes, limit: int) -> bytes:
-    """One frame that says its size (what clients send) unfolds in one go, anything else step by step."""
-    try:
-        if 0 <= zstandard.frame_content_size(body) <= limit:
-            return zstandard.ZstdDecompressor().decompress(body, allow_extra_data=False)
-    except zstandard.ZstdError:
-        pass  # not one whole frame: the steps below say what it is
-    return _zstd_frames(body, limit)
-
-
-def _zstd_frames(body: bytes, limit: int) -> bytes:
-    parts, size, at = [], 0, 0
-    frame = zstandard.ZstdDecompressor().decompressobj()
-    while at < len(body) and size <= limit:
-        if frame.eof:
-            frame = zstandard.ZstdDecompressor().decompressobj()
-        piece = body[at : at + _STEP]
-        parts.append(frame.decompress(piece))
-        size += len(parts[-1])
-        at += len(piece) - len(frame.unused_data)
-    if size <= limit and not frame.eof:
-        raise EOFError("it is cut short")
+    """Frame after frame, and no further than one byte beyond the limit."""
+    if not body:
+        raise EOFError("it is empty")
+    parts, room = [], limit + 1
+    while body and room > 0:
+        frame = zstd.ZstdDecompressor()
+        parts.append(frame.decompress(body, room))
+        room -= len(parts[-1])
+        if room > 0 and not frame.eof:
+            raise EOFError("it is cut short")
+        body = frame.unused_data
     return b"".join(parts)
 
 

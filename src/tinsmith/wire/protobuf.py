@@ -37,6 +37,7 @@ from tinsmith.types.validation import shape_of
 
 from . import messages_pb2 as pb
 from .arrays import F32, I32, I64, U16, from_bytes, to_bytes, widen_bfloat16
+from .pieces import Pieces, array_piece, in_field, in_map_key, in_map_value
 from .refusal import build, check_sequence
 
 CONTENT_TYPE = "application/x-protobuf"
@@ -76,13 +77,15 @@ class ForwardBackwardCall:
 
 
 def encode_forward_backward(call: ForwardBackwardCall) -> bytes:
-    """The body of a forward_backward request."""
+    """The body of a forward_backward request.
+
+    It is put together from pieces, since a message made of messages would copy every array three times.
+    """
     message = pb.ForwardBackwardRequest(
         model_id=call.model_id,
         seq_id=call.seq_id or 0,
         loss_fn=call.batch.loss_fn,
         forward_only=call.forward_only,
-        data=[_datum_to_pb(datum, f"data[{at}]") for at, datum in enumerate(call.batch.data)],
     )
     for key, value in (call.batch.loss_fn_config or {}).items():
         if isinstance(value, str):
@@ -90,7 +93,10 @@ def encode_forward_backward(call: ForwardBackwardCall) -> bytes:
         else:
             message.loss_fn_config[key] = value
             message.loss_fn_config_v2[key].number = value
-    return message.SerializeToString()
+    pieces: Pieces = [message.SerializeToString()]
+    for at, datum in enumerate(call.batch.data):
+        pieces += in_field(pb.ForwardBackwardRequest, "data", _datum_pieces(datum, f"data[{at}]"))
+    return b"".join(pieces)
 
 
 def decode_forward_backward(body: bytes) -> ForwardBackwardCall:
@@ -126,16 +132,20 @@ def peek_address(body: bytes) -> tuple[str | None, int | None]:
     return message.model_id or None, message.seq_id or None
 
 
-def _datum_to_pb(datum: Datum, field: str) -> pb.Datum:
-    return pb.Datum(
-        model_input=[
-            _chunk_to_pb(chunk, f"{field}.model_input.chunks[{at}]")
-            for at, chunk in enumerate(datum.model_input.chunks)
-        ],
-        loss_fn_inputs={key: tensor_to_pb(value) for key, value in datum.loss_fn_inputs.items()},
-        model_input_spans=[_span_to_pb(span) for span in datum.model_input_spans or ()],
-        loss_fn_input_spans=[_span_to_pb(span) for span in datum.loss_fn_input_spans or ()],
-    )
+def _datum_pieces(datum: Datum, field: str) -> Pieces:
+    pieces: Pieces = []
+    for at, chunk in enumerate(datum.model_input.chunks):
+        pieces += in_field(pb.Datum, "model_input", _chunk_pieces(chunk, f"{field}.model_input.chunks[{at}]"))
+    for key, tensor in datum.loss_fn_inputs.items():
+        entry = [*in_map_key(key), *in_map_value(_tensor_pieces(tensor))]
+        pieces += in_field(pb.Datum, "loss_fn_inputs", entry)
+    if datum.model_input_spans or datum.loss_fn_input_spans:
+        spans = pb.Datum(
+            model_input_spans=[_span_to_pb(span) for span in datum.model_input_spans or ()],
+            loss_fn_input_spans=[_span_to_pb(span) for span in datum.loss_fn_input_spans or ()],
+        )
+        pieces.append(spans.SerializeToString())
+    return pieces
 
 
 def _datum_from_pb(message: pb.Datum, field: str) -> Datum:
@@ -155,9 +165,14 @@ def _datum_from_pb(message: pb.Datum, field: str) -> Datum:
     return Datum(ModelInput(chunks), inputs, spans if either else None, loss_spans if either else None)
 
 
+def _chunk_pieces(chunk: ModelInputChunk, field: str) -> Pieces:
+    if not isinstance(chunk, EncodedTextChunk):
+        return [_chunk_to_pb(chunk, field).SerializeToString()]
+    tokens = in_field(pb.EncodedTextChunk, "tokens", [array_piece(chunk.array, I32)])
+    return in_field(pb.Chunk, "encoded_text", tokens)
+
+
 def _chunk_to_pb(chunk: ModelInputChunk, field: str) -> pb.Chunk:
-    if isinstance(chunk, EncodedTextChunk):
-        return pb.Chunk(encoded_text=pb.EncodedTextChunk(tokens=to_bytes(chunk.array, I32)))
     if isinstance(chunk, ImageChunk):
         # Old clients say `tokens`; their height and width only repeat what the image itself says.
         expected = chunk.tokens if chunk.expected_tokens is None else chunk.expected_tokens
@@ -201,6 +216,14 @@ def _span_from_pb(message: pb.ProvenanceSpan, field: str) -> ProvenanceSpan:
 
 
 # ---- tensors -----------------------------------------------------------------------------------
+
+
+def _tensor_pieces(tensor: TensorData) -> Pieces:
+    if tensor.is_sparse:
+        return [tensor_to_pb(tensor).SerializeToString()]
+    dtype, layout = _WIRE_DTYPES[tensor.dtype]
+    rest = pb.Tensor(dtype=dtype, shape=shape_of(tensor)).SerializeToString()
+    return [rest, *in_field(pb.Tensor, "dense", [array_piece(tensor.data, layout)])]
 
 
 def tensor_to_pb(tensor: TensorData) -> pb.Tensor:
