@@ -29,6 +29,12 @@ _MALLOC = {
     "top_pad": 64 * 2**20,
     "hugetlb": 1,  # large pages where the system has them on request
 }
+_ENVIRONMENT = {
+    "GLIBC_TUNABLES": ":".join(f"glibc.malloc.{name}={value}" for name, value in _MALLOC.items()),
+    # OpenMP's threads wait for each other by spinning. For long they take the cores from the service and its
+    # clients, and are put off when they are needed; without any they fall asleep between two steps.
+    "GOMP_SPINCOUNT": "50000",
+}
 _BEATS = 4  # of the heart, in the time after which a silent engine is given up
 
 
@@ -43,8 +49,7 @@ class Link:
                 [sys.executable, "-m", "tinsmith.engine.child.process", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={"GLIBC_TUNABLES": ":".join(f"glibc.malloc.{k}={v}" for k, v in _MALLOC.items())}
-                | os.environ,
+                env=_ENVIRONMENT | os.environ,
             )
         self._socket = ours
         self._writer: asyncio.StreamWriter | None = None
