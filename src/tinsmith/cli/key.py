@@ -44,7 +44,7 @@ def command() -> None:
 
 @contextmanager
 def _keys(data_dir: Path) -> Iterator[Keys]:
-    data_dir.mkdir(parents=True, exist_ok=True)
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         database = Database.in_folder(data_dir)
     except RuntimeError as error:

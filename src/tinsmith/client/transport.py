@@ -31,6 +31,11 @@ POOL_SIZES: dict[Pool, int] = {
 }
 
 SHARD_SIZE = 20
+# Headers that say nothing of who asks: all that another host than the service gets to see.
+_FOR_ANYBODY = {
+    *("host", "accept", "accept-encoding", "connection", "user-agent", "range", "if-range"),
+    *("content-type", "content-length", "transfer-encoding"),
+}
 
 _EMBEDDED_URL = "http://embedded"
 
@@ -199,6 +204,14 @@ class HttpxTransport:
         finally:
             shard.busy -= 1
 
+    async def _keep_key_home(self, request: httpx.Request) -> None:
+        """Wherever a redirection leads, what is meant for the service goes to nobody else."""
+        import httpx
+
+        if _origin(request.url) != _origin(httpx.URL(self._base_url)):
+            for name in request.headers.keys() - _FOR_ANYBODY:
+                del request.headers[name]
+
     def _address(self, path: str) -> str:
         return self._base_url + path if path.startswith("/") else path
 
@@ -239,10 +252,15 @@ class HttpxTransport:
             verify=self._tls,
             http2=importlib.util.find_spec("h2") is not None,
             follow_redirects=True,
+            event_hooks={"request": [self._keep_key_home]},
             limits=httpx.Limits(
                 max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=30.0
             ),
         )
+
+
+def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port
 
 
 def _quieten_httpx() -> None:

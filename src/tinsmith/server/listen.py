@@ -38,7 +38,7 @@ def listen(
         app,
         host,
         port,
-        http=type("BoundedConnection", (Connection,), {"most": _allow_files(most_connections)}),
+        http=type("BoundedConnection", (Connection,), {"most": _allow_files(most_connections), "idle": {}}),
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -41,6 +41,7 @@ class Route:
     gives: type[BaseModel] | None = replies.Empty
     query: type[q.Query] | None = q.Query
     raw: bool = False
+    bulk: bool = False  # its body may be as large as a batch
     open: bool = False  # no key needed
 
 
@@ -138,7 +139,7 @@ ROUTES = [
         p.JoinSamplingSessionRequest,
         p.JoinSamplingSessionResponse,
     ),
-    Route("POST", "asample", inference.asample, r.SampleRequest, _FUTURE),
+    Route("POST", "asample", inference.asample, r.SampleRequest, _FUTURE, bulk=True),
     Route("GET", "samplers/{sampler_id}", inference.get_sampler, None, t.GetSamplerResponse),
     Route("POST", "retrieve_future", inference.retrieve_future, r.RetrieveFutureRequest, None),
     Route(
