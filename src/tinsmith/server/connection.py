@@ -18,11 +18,11 @@ _SLOW_HEAD = _REFUSAL % (b"408 Request Timeout", b"")
 class Connection(HttpToolsProtocol):
     """uvicorn's, which bounds neither how long a head is nor how long it takes."""
 
-    most = 8192  # at a time
-    head_seconds = HEAD_SECONDS
+    most: int  # at a time
+    head_seconds: float
     # Those without a request being answered, the longest without first: when there are too many connections,
-    # they make room. `listen` gives every server its own.
-    idle: dict[Connection, None] = {}
+    # they make room.
+    idle: dict[Connection, None]
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -87,3 +87,8 @@ class Connection(HttpToolsProtocol):
         self._head_is_there()
         self.transport.write(answer)
         self.transport.close()
+
+
+def bounded(most: int, head_seconds: float = HEAD_SECONDS) -> type[Connection]:
+    """The connections of one server."""
+    return type("BoundedConnection", (Connection,), {"most": most, "head_seconds": head_seconds, "idle": {}})

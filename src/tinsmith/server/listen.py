@@ -11,7 +11,7 @@ from collections.abc import Callable
 import uvicorn
 from starlette.applications import Starlette
 
-from .connection import Connection
+from .connection import bounded
 
 _FILES_BESIDE = 512  # open files besides connections: the database, blobs, models
 
@@ -38,7 +38,7 @@ def listen(
         app,
         host,
         port,
-        http=type("BoundedConnection", (Connection,), {"most": _allow_files(most_connections), "idle": {}}),
+        http=bounded(_allow_files(most_connections)),
         log_level="warning",
         access_log=False,
         server_header=False,
