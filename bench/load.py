@@ -38,9 +38,16 @@ Figures = dict[str, Any]
 # -- the clients, each in a process of its own -----------------------------------------------------------
 
 
-async def crowd(service: tinsmith.ServiceClient, until: float, at_once: int) -> Figures:
+async def ready() -> float:
+    """Say so, and wait until everybody is; gives the moment to stop at."""
+    print("ready", flush=True)
+    return float(await asyncio.to_thread(sys.stdin.readline))
+
+
+async def crowd(service: tinsmith.ServiceClient, at_once: int) -> Figures:
     """So many samples in flight all the time; every one must come back with its tokens."""
     sampler = await service.create_sampling_client_async(base_model=MODEL)
+    until = await ready()
     params = tinsmith.SamplingParams(max_tokens=NEW_TOKENS, stop=[])
     sent, seconds = 0, []
 
@@ -59,13 +66,14 @@ async def crowd(service: tinsmith.ServiceClient, until: float, at_once: int) -> 
     return {"sent": sent, "answered": len(seconds), "seconds": seconds}
 
 
-async def trainer(service: tinsmith.ServiceClient, until: float, _at_once: int) -> Figures:
+async def trainer(service: tinsmith.ServiceClient, _at_once: int) -> Figures:
     """Steps, one after the other; each loss must be there."""
     training = await service.create_lora_training_client_async(MODEL, rank=8, seed=1)
     tokens = list(range(30, 95))
     inputs = {"target_tokens": tokens[1:], "weights": [1.0] * (len(tokens) - 1)}
     batch = [tinsmith.Datum(tinsmith.ModelInput.from_ints(tokens[:-1]), inputs)] * 4
     sent, losses, seconds = 0, [], []
+    until = await ready()
     while not losses or time.time() < until:
         began = time.perf_counter()
         sent += 1
@@ -78,7 +86,7 @@ async def trainer(service: tinsmith.ServiceClient, until: float, _at_once: int) 
     return {"sent": sent, "answered": len(losses), "seconds": seconds}
 
 
-async def heart(url: str, key: str, until: float) -> Figures:
+async def heart(url: str, key: str) -> Figures:
     """Heartbeats of one session, twenty a second, by plain HTTP."""
     seconds, sent = [], 0
     async with httpx.AsyncClient(
@@ -95,6 +103,7 @@ async def heart(url: str, key: str, until: float) -> Figures:
             (await http.post("session_heartbeat", json=session)).raise_for_status()
             seconds.append(time.perf_counter() - began)
 
+        until = await ready()
         async with asyncio.TaskGroup() as beats:
             while time.time() < until:
                 sent += 1
@@ -103,11 +112,11 @@ async def heart(url: str, key: str, until: float) -> Figures:
     return {"sent": sent, "answered": len(seconds), "seconds": seconds}
 
 
-async def client(role: str, url: str, key: str, until: float, at_once: int) -> Figures:
+async def client(role: str, url: str, key: str, at_once: int) -> Figures:
     if role == "heart":
-        return await heart(url, key, until)
+        return await heart(url, key)
     async with tinsmith.ServiceClient(base_url=url, api_key=key) as service:
-        return await {"crowd": crowd, "trainer": trainer}[role](service, until, at_once)
+        return await {"crowd": crowd, "trainer": trainer}[role](service, at_once)
 
 
 # -- bringing them together --------------------------------------------------------------------------------
@@ -122,19 +131,25 @@ class Load:
 
     async def run(self, seconds: float, clients: Sequence[tuple[str, str, int]]) -> list[Figures]:
         """Each (role, key, samples at once) in its process; the figures in the same order."""
-        until = time.time() + seconds + 3 * len(clients) ** 0.5  # what it takes to start them
-        runs = [self._start(role, key, until, at_once) for role, key, at_once in clients]
-        return await asyncio.gather(*runs)
+        processes = [await self._start(*each) for each in clients]
+        for process in processes:
+            assert process.stdout is not None
+            while (line := await process.stdout.readline()) != b"ready\n":
+                if not line:
+                    raise RuntimeError(f"a client could not start; the service said:\n{self._service.output}")
+        until = f"{time.time() + seconds}\n".encode()
+        said = await asyncio.gather(*(process.communicate(until) for process in processes))
+        if any(process.returncode for process in processes):
+            raise RuntimeError(f"a client failed; the service said:\n{self._service.output}")
+        return [dict(json.loads(out.splitlines()[-1])) for out, _ in said]
 
-    async def _start(self, role: str, key: str, until: float, at_once: int) -> Figures:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, __file__, "--client", role, self._service.url, key, str(until), str(at_once)),
+    async def _start(self, role: str, key: str, at_once: int) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, __file__, "--client", role, self._service.url, key, str(at_once)),
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            limit=2**26,
         )
-        out, _ = await process.communicate()
-        if process.returncode != 0:
-            raise RuntimeError(f"a {role} failed; the service said:\n{self._service.output}")
-        return dict(json.loads(out.splitlines()[-1]))
 
 
 def summed(figures: Sequence[Figures]) -> Figures:
@@ -209,8 +224,8 @@ async def bench(options: argparse.Namespace) -> list[str]:
 
 def main() -> None:
     if sys.argv[1:2] == ["--client"]:
-        role, url, key, until, at_once = sys.argv[2:]
-        print(json.dumps(asyncio.run(client(role, url, key, float(until), int(at_once)))))
+        role, url, key, at_once = sys.argv[2:]
+        print(json.dumps(asyncio.run(client(role, url, key, int(at_once)))))
         return
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--samples", type=int, default=2000)

@@ -96,7 +96,7 @@ def datum(tokens: list[int] = TOKENS, **inputs: Any) -> dict[str, Any]:
 
 
 def batch(
-    run: str, seq: int, *data: Any, loss_fn: Any = "cross_entropy", config: Any = None
+    run: str, seq: int | None, *data: Any, loss_fn: Any = "cross_entropy", config: Any = None
 ) -> dict[str, Any]:
     """The body of a forward_backward."""
     content = {"data": list(data) or [datum()], "loss_fn": loss_fn, "loss_fn_config": config}

@@ -13,6 +13,8 @@ from starlette.applications import Starlette
 
 from .connection import bounded
 
+_BACKLOG = 8192  # connections that wait to be accepted: one that finds no room comes again seconds later
+_KEEP_ALIVE = 75  # seconds, so that a client's next heartbeat needs no new connection
 _FILES_BESIDE = 512  # open files besides connections: the database, blobs, models
 
 
@@ -39,6 +41,8 @@ def listen(
         host,
         port,
         http=bounded(_allow_files(most_connections)),
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE,
         log_level="warning",
         access_log=False,
         server_header=False,
