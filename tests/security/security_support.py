@@ -182,7 +182,9 @@ def live(
     **settings: Any,
 ) -> Iterator[Live]:
     """Start a service as `tinsmith serve` does, but in this process, and stop it."""
-    chosen = Settings(data_dir=data_dir, **({"poll_hold": 0.2, "max_body_bytes": BODY_LIMIT} | settings))
+    chosen = Settings(
+        data_dir=data_dir, **({"poll_hold": 0.2, "max_body_bytes": BODY_LIMIT, "api_key": api_key} | settings)
+    )
     service = Service(open_engine(offer(Catalogue(), [MODEL])), chosen)
     auth = Authenticator(api_key, service.keys, service.tokens)
     app = create_app(service, auth, own_service=True)
