@@ -93,7 +93,7 @@ async def heart(url: str, key: str) -> Figures:
         base_url=f"{url}/api/v1/",
         headers={"X-API-Key": key},
         timeout=60,
-        limits=httpx.Limits(max_connections=20),
+        limits=httpx.Limits(),
     ) as http:
         opened = await http.post("create_session", json={"tags": [], "user_metadata": {}})
         session = {"session_id": opened.raise_for_status().json()["session_id"]}

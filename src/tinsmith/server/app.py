@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -86,9 +86,12 @@ def _endpoint(
                 call = Call(service, caller, http, taking, key_required=auth.required)
                 if route.query is not None:
                     call.query = _parse_query(http, route.query)
-                if route.takes is not None:
-                    call.body = await _parse(call, route)
-                return await route.handler(call)
+                if route.takes is None:
+                    return await route.handler(call)
+                body = await read_body(call, None if route.bulk else MOST_CONTROL_BYTES)
+                async with intake.turns if route.bulk else nullcontext():
+                    call.body = _parse(call, route, body)
+                    return await route.handler(call)
         except Exception as error:
             return _error(error, route)
 
@@ -115,9 +118,8 @@ def _parse_query(http: Request, query: type[Query]) -> Query:
     return json.parse_model(query, dict(given))
 
 
-async def _parse(call: Call, route: Route) -> object:
+def _parse(call: Call, route: Route, body: bytes) -> object:
     assert route.takes is not None
-    body = await read_body(call, None if route.bulk else MOST_CONTROL_BYTES)
     try:
         return json.parse_model(route.takes, json.loads_request(body or b"{}"))
     except UserError as error:

@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import resource
 import socket
+import sys
 from collections.abc import Callable
 
 import uvicorn
@@ -15,6 +16,7 @@ from .connection import bounded
 
 _BACKLOG = 8192  # connections that wait to be accepted: one that finds no room comes again seconds later
 _KEEP_ALIVE = 75  # seconds, so that a client's next heartbeat needs no new connection
+_SWITCH = 0.0005  # seconds another thread may keep the event loop waiting; a tenth of Python's own
 _FILES_BESIDE = 512  # open files besides connections: the database, blobs, models
 
 
@@ -51,6 +53,7 @@ def listen(
     )
     server = _Server(config)
     server.announce = announce
+    sys.setswitchinterval(_SWITCH)
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn has stopped in good order, then passes Ctrl-C on
         server.run()
 

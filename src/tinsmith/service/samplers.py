@@ -165,17 +165,23 @@ class Samplers:
             seq = secrets.randbits(62)
         request_id = ids.request_id(sampler.sampler_id, seq)
         sequence_ids = ids.sequence_ids(request_id, min(max(request.num_samples, 0), _MOST_SEQUENCES))
-        if await self._futures.known(request_id, owner):
-            return request_id, sequence_ids
+        if not await self._futures.known_here(request_id, owner):
+            operation = Operation(request_id, owner, sampler.sampler_id, seq, "sample", _with_seed(request))
+            try:
+                await self._accept(operation, self._base_models.context_length(sampler.base_model))
+            except TooMuchWaiting:
+                if not await self._futures.known(request_id, owner):
+                    raise
+        return request_id, sequence_ids
+
+    async def _accept(self, operation: Operation, context_length: int) -> None:
         if len(self._running) >= self._settings.max_pending_samples:
             raise TooMuchWaiting(
                 f"the service is full: {len(self._running)} samples of all its users are waiting"
             )
-        operation = Operation(request_id, owner, sampler.sampler_id, seq, "sample", _with_seed(request))
-        with self._quotas.admitted(operation, self._base_models.context_length(sampler.base_model)):
+        with self._quotas.admitted(operation, context_length):
             if await self._journal.accept(operation) is not None:
                 self.begin(operation)
-        return request_id, sequence_ids
 
     async def _addressed(self, owner: str, request: SampleRequest) -> Sampler:
         if request.sampling_session_id is not None:
