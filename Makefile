@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check format bench proto clean
+.PHONY: help demo test check format bench load fuzz proto clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -30,6 +30,13 @@ format: $(VENV)/.dev  ## Format the code
 
 bench: $(VENV)/.dev  ## Measure the engine against transformers + PEFT
 	$(BIN)/python bench/engine.py
+
+load: $(VENV)/.dev  ## 2,000 samples at once, trainers and a greedy tenant, on one service
+	$(BIN)/python bench/load.py
+
+MINUTES ?= 5
+fuzz: $(VENV)/.dev  ## Feed nonsense to the decoders and to a live service (MINUTES=5)
+	$(BIN)/python tests/security/fuzz.py --minutes $(MINUTES)
 
 proto: $(VENV)/.dev  ## Regenerate wire/messages_pb2.py (needs grpcio-tools 1.73, for code any protobuf >= 6.31 reads)
 	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/tinsmith/wire/messages.proto

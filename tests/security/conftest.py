@@ -3,23 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
-from security_support import Live, Tenant, live, make_keys
-
-
-@dataclass(frozen=True)
-class Scene:
-    """The service, its tenants, and a run of the attacker's own."""
-
-    service: Live
-    alice: Tenant
-    mallory: Tenant
-    session: str  # mallory's
-    sampler: str
-    expected: Any  # what training gives when nobody attacks
+from security_support import Scene, live, make_keys
 
 
 @pytest.fixture(scope="session")

@@ -161,6 +161,18 @@ class Live:
             return read_all(connection)
 
 
+@dataclass(frozen=True)
+class Scene:
+    """A service, its tenants, and a session of the attacker's own."""
+
+    service: Live
+    alice: Tenant
+    mallory: Tenant
+    session: str  # mallory's
+    sampler: str
+    expected: Any  # what training gives when nobody attacks
+
+
 def read_all(connection: socket.socket) -> bytes:
     """Everything until the other side closes; a reset is an end too."""
     received = b""

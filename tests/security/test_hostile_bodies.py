@@ -10,8 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
-from conftest import Scene
-from security_support import API, BODY_LIMIT, JSON, PROTOBUF, TOKENS, batch, datum, packed, sample
+from security_support import API, BODY_LIMIT, JSON, PROTOBUF, TOKENS, Scene, batch, datum, packed, sample
 
 from tinsmith.server.intake import Intake
 from tinsmith.service.quotas import TooMuchWaiting

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from conftest import Scene
-from security_support import API, batch, datum, sample
+from security_support import API, Scene, batch, datum, sample
 
 NAMES = {
     "up": "..",

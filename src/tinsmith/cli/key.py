@@ -106,8 +106,8 @@ def list_(data_dir: Path) -> None:
 def limit(data_dir: Path, key_id: int, limits: tuple[str, ...]) -> None:
     """Set the limits of a key's owner where they differ from the service's; none: no longer.
 
-    Names: concurrent_samples, queued_tokens, live_runs, stored_bytes, weight. Of several keys of one owner
-    the highest limit counts.
+    Names: concurrent_samples, queued_tokens, live_runs, active_sessions, stored_bytes, weight. Of several
+    keys of one owner the highest limit counts.
     """
     with _keys(data_dir) as keys:
         asyncio.run(keys.limit(key_id, parse_limits(limits), actor="operator"))
