@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
@@ -23,6 +24,7 @@ from .call import Call, Malformed, reply
 from .intake import MOST_CONTROL_BYTES, Intake, TooLarge, TooSlow, read_body
 from .metrics import Metrics
 from .openapi import DOCUMENT_PATHS, document
+from .pace import Paced
 from .routes import API, ROUTES, Route
 from .training import consume
 
@@ -70,6 +72,7 @@ def create_app(service: Service, auth: Authenticator, *, own_service: bool = Fal
     routes += [StarletteRoute(path, _constant(described)) for path in DOCUMENT_PATHS]
     return Starlette(
         routes=routes,
+        middleware=[Middleware(Paced, paths={f"{API}/{route.path}" for route in ROUTES if route.bulk})],
         lifespan=lifespan if own_service else None,
         exception_handlers={HTTPException: _http_error},
     )
@@ -86,12 +89,9 @@ def _endpoint(
                 call = Call(service, caller, http, taking, key_required=auth.required)
                 if route.query is not None:
                     call.query = _parse_query(http, route.query)
-                if route.takes is None:
-                    return await route.handler(call)
-                body = await read_body(call, None if route.bulk else MOST_CONTROL_BYTES)
-                async with intake.turns if route.bulk else nullcontext():
-                    call.body = _parse(call, route, body)
-                    return await route.handler(call)
+                if route.takes is not None:
+                    call.body = await _parse(call, route)
+                return await route.handler(call)
         except Exception as error:
             return _error(error, route)
 
@@ -118,8 +118,9 @@ def _parse_query(http: Request, query: type[Query]) -> Query:
     return json.parse_model(query, dict(given))
 
 
-def _parse(call: Call, route: Route, body: bytes) -> object:
+async def _parse(call: Call, route: Route) -> object:
     assert route.takes is not None
+    body = await read_body(call, None if route.bulk else MOST_CONTROL_BYTES)
     try:
         return json.parse_model(route.takes, json.loads_request(body or b"{}"))
     except UserError as error:

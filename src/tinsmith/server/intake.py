@@ -15,7 +15,6 @@ from tinsmith.wire import compression
 
 MOST_CONTROL_BYTES = 4 * 2**20  # of a body that is no batch and no sample
 _MOST_AT_ONCE = 4  # of the largest bodies: what one owner may have on its way in
-_ACCEPTED_AT_ONCE = 32
 _PATIENCE = 30.0  # seconds a body may take, and so many more as it has bytes at the slowest speed:
 _BYTES_PER_SECOND = 16 * 2**10
 
@@ -58,9 +57,6 @@ class Intake:
     def __init__(self, limit: int) -> None:
         self.limit = limit  # of one body, unfolded
         self.held: Counter[str] = Counter()
-        # However many samples come at once, few of those whose bodies are here are accepted at a time: a
-        # heartbeat that comes after them need not wait for them all.
-        self.turns = asyncio.Semaphore(_ACCEPTED_AT_ONCE)
 
     @contextmanager
     def of(self, owner: str) -> Iterator[Taking]:
