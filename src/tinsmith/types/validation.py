@@ -39,7 +39,6 @@ def check_batch(
     spec, config = batch_spec(batch), batch_config(batch)
     if not batch.data:
         raise UserError("is empty; give at least one datum", field="data")
-    _check_cells(batch)
     # A client-side custom loss calls `forward` with cross_entropy on datums that carry its own columns.
     foreign_columns = batch.custom_loss is not None or (not backward and batch.loss_fn == "cross_entropy")
     for index, datum in enumerate(batch.data):
@@ -66,6 +65,7 @@ def check_batch(
         _check_values(inputs, where, vocab_size)
         _check_clips(inputs, config, where)
         _check_sequence_mask(inputs, where)
+    _check_cells(batch)
 
 
 def batch_config(batch: ForwardBackwardInput) -> dict[str, float]:
