@@ -113,20 +113,23 @@ def test_a_burst_is_let_in_little_by_little_and_in_order() -> None:
     async def main() -> None:
         paced = Paced(app, {"/bulk"})
 
-        def ask(path: str, name: str) -> asyncio.Task[None]:
-            scope = {"type": "http", "path": path, "name": name}
+        def ask(path: str, name: str, key: bytes = b"") -> asyncio.Task[None]:
+            headers = [(b"x-api-key", key)]
+            scope = {"type": "http", "path": path, "name": name, "headers": headers}
             return asyncio.get_running_loop().create_task(paced(scope, None, None))  # type: ignore[arg-type]
 
         burst = [ask("/bulk", f"bulk {at}") for at in range(100)]
         await asyncio.sleep(0)
         burst[50].cancel()
         beat = ask("/beat", "beat")
-        await asyncio.gather(*burst, beat, return_exceptions=True)
+        modest = ask("/bulk", "modest", b"another")
+        await asyncio.gather(*burst, beat, modest, return_exceptions=True)
         again = ask("/bulk", "later")
         await again
 
     asyncio.run(main())
     assert log.index("beat") < 20
+    assert log.index("modest") < 40, "a queue of his own"
     assert [each for each in log if each.startswith("bulk")] == [
         f"bulk {at}" for at in range(100) if at != 50
     ]
