@@ -224,7 +224,7 @@ BATCHES_WITH_A_FAULT: dict[str, tuple[Any, str]] = {
     "CSR columns below zero": (datum(target_tokens=csr([0, 1, 1, 1, 1, 1], [-1], [N, 2])), FIELDS),
     "CSR rows that go back": (datum(target_tokens=csr([0, 2, 1, 1, 1, 1], [0], [N, 2])), FIELDS),
     "CSR rows beyond the values": (datum(target_tokens=csr([0, 9, 9, 9, 9, 1], [0], [N, 2])), FIELDS),
-    "CSR of 2**40 columns": (datum(target_tokens=csr([0, 1, 1, 1, 1, 1], [0], [N, 2**40])), "cells"),
+    "CSR of 2**40 columns": (datum(target_tokens=csr([0, 1, 1, 1, 1, 1], [0], [N, 2**40])), FIELDS),
     "CSR of more cells than can be counted": (datum(weights=csr([0, 1], [0], [1, 2**62])), FIELDS),
 }
 CONFIGS_WITH_A_FAULT: dict[str, tuple[dict[str, Any], str]] = {
