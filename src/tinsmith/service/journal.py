@@ -69,10 +69,10 @@ class Journal:
         """
         if await self._futures.known_here(operation.request_id, operation.owner):
             return None
+        encoded = KINDS[operation.kind].payload.encode(operation.payload)
         ticket = self._futures.open(
             operation.request_id, operation.owner, operation.kind, operation.stream_id
         )
-        encoded = KINDS[operation.kind].payload.encode(operation.payload)
         ticket.size = len(encoded)
         row = _row(operation)
 
