@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check format bench bench-sdk crash soak soak-sdk cookbook compatibility proto clean
+.PHONY: help demo test check format bench bench-sdk crash soak soak-sdk load fuzz cookbook compatibility proto clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -48,6 +48,13 @@ bench-sdk: $(VENV)/.dev  ## Measure the SDK against the official one
 
 soak-sdk: $(VENV)/.dev  ## 20,000 samples and 200 training steps through 5 % faults
 	$(BIN)/python tests/testing/client_soak.py
+
+load: $(VENV)/.dev  ## 2,000 samples at once, trainers and a greedy tenant, on one service
+	$(BIN)/python bench/load.py
+
+MINUTES ?= 5
+fuzz: $(VENV)/.dev  ## Feed nonsense to the decoders and to a live service (MINUTES=5)
+	$(BIN)/python tests/security/fuzz.py --minutes $(MINUTES)
 
 proto: $(VENV)/.dev  ## Regenerate wire/messages_pb2.py (needs grpcio-tools 1.73, for code any protobuf >= 6.31 reads)
 	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/tinsmith/wire/messages.proto

@@ -44,7 +44,7 @@ def command() -> None:
 
 @contextmanager
 def _keys(data_dir: Path) -> Iterator[Keys]:
-    data_dir.mkdir(parents=True, exist_ok=True)
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         database = Database.in_folder(data_dir)
     except RuntimeError as error:
@@ -104,8 +104,8 @@ def list_(data_dir: Path) -> None:
 def limit(data_dir: Path, key_id: int, limits: tuple[str, ...]) -> None:
     """Set the limits of a key's owner where they differ from the service's; none: no longer.
 
-    Names: concurrent_samples, queued_tokens, live_runs, stored_bytes, weight. Of several keys of one owner
-    the highest limit counts.
+    Names: concurrent_samples, queued_tokens, live_runs, active_sessions, stored_bytes, weight. Of several
+    keys of one owner the highest limit counts.
     """
     with _keys(data_dir) as keys:
         asyncio.run(keys.limit(key_id, parse_limits(limits), actor="operator"))

@@ -39,5 +39,5 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     except ImportError as error:
         raise ImportError("get_tokenizer() needs transformers: pip install transformers") from error
     load: Any = AutoTokenizer.from_pretrained
-    tokenizer: PreTrainedTokenizerBase = load(name)
+    tokenizer: PreTrainedTokenizerBase = load(name, trust_remote_code=False)
     return tokenizer

@@ -33,6 +33,11 @@ POOL_SIZES: dict[Pool, int] = {
 }
 
 _PART = 2**18  # bytes of a body that are handed to the socket at a time
+# Headers that say nothing of who asks: all that another host than the service gets to see.
+_FOR_ANYBODY = {
+    *("host", "accept", "accept-encoding", "connection", "user-agent", "range", "if-range"),
+    *("content-type", "content-length", "transfer-encoding"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +212,17 @@ class NetworkTransport:
             self._check_open()  # aiohttp's word for a session closed under a request
             raise
 
+    async def _keep_key_home(
+        self, request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        """Wherever a redirection leads, what is meant for the service goes to nobody else."""
+        from yarl import URL
+
+        if request.url.origin() != URL(self._base_url).origin():
+            for name in [name for name in request.headers if name.lower() not in _FOR_ANYBODY]:
+                del request.headers[name]
+        return await send(request)
+
     async def aclose(self) -> None:
         """Close every connection."""
         self._closed = True
@@ -237,6 +253,7 @@ class NetworkTransport:
                 connector=connector,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 skip_auto_headers=("Content-Type",),
+                middlewares=(self._keep_key_home,),
             )
         return self._sessions[pool]
 

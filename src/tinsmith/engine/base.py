@@ -50,7 +50,13 @@ class LoadedBase:
         self.device = device
         loader: Any = AutoModelForCausalLM
         with _no_progress_bar():
-            self._model = loader.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+            self._model = loader.from_pretrained(
+                folder,
+                dtype=dtype,
+                attn_implementation="sdpa",
+                trust_remote_code=False,  # and no pickles: a folder is data, whoever made it
+                use_safetensors=True,
+            )
         self._model.to(device).eval().requires_grad_(False)
         self._decoder: Any = self._model.get_decoder()
         self._head = _head(self._model)
@@ -118,7 +124,7 @@ class LoadedBase:
     def tokenizer(self) -> Any:
         """The tokenizer beside the weights; only stop strings need it."""
         try:
-            return AutoTokenizer.from_pretrained(self.folder)
+            return AutoTokenizer.from_pretrained(self.folder, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise UserError(
                 "this model has no tokenizer here, so strings cannot be found; use token ids",

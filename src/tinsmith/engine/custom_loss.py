@@ -18,12 +18,11 @@ from torch import Tensor
 
 from tinsmith.types import ForwardBackwardInput, UserError
 from tinsmith.types import custom_loss_operations as named
-from tinsmith.types.custom_loss import CustomLoss, CustomLossNode
+from tinsmith.types.custom_loss import CustomLoss, CustomLossNode, custom_loss_budget
 
 from .custom_loss_bounds import Bound, bound_of, broadcast, largest, of_range, picked, product, tensors_in
 from .losses import LOSS_FNS, Config, Inputs, LossFn, LossTerms
 
-MOST_ELEMENTS = 2**24  # computed for one datum, all nodes together
 _MOST_INT = 2**63
 _LARGEST_EXPONENT = 64
 
@@ -166,7 +165,7 @@ class TracedLoss:
 
     def __call__(self, logprobs: Tensor, inputs: Inputs, _config: Config) -> LossTerms:
         values: dict[str, Any] = {}
-        budget = MOST_ELEMENTS
+        budget = custom_loss_budget(logprobs.numel())
         for node in self._loss.nodes:
             if node.op == "placeholder":
                 values[node.name] = logprobs if node.target == "logprobs" else inputs[node.target]
@@ -184,7 +183,7 @@ class TracedLoss:
             named_arguments = {key: _resolved(value, values) for key, value in node.kwargs.items()}
             taken = operation.bound([*arguments, *named_arguments.values()])
             if taken > budget:
-                raise ValueError(f"more than {MOST_ELEMENTS} elements would be computed for one datum")
+                raise ValueError("more elements would be computed than a datum of this length may take")
             values[node.name] = _checked(operation.function(*arguments, **named_arguments))
         except (RuntimeError, TypeError, ValueError, IndexError, ArithmeticError, AttributeError) as error:
             first_line = str(error).partition("\n")[0][:300]

@@ -134,7 +134,7 @@ def _peft_config(weights: LoraWeights, base_name: str) -> dict[str, Any]:
 def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(_read(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path.name} is not JSON: {error}", field="path") from error
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         raise UserError(f"{path.name} does not describe a LoRA adapter", field="path")

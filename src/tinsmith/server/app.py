@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
@@ -19,9 +20,11 @@ from tinsmith.types.queries import Query
 from tinsmith.wire import json
 
 from .auth import NOBODY, Authenticator, RejectedToken, Unauthorized
-from .call import Call, Malformed, TooLarge, TooSlow, read_body, reply
+from .call import Call, Malformed, reply
+from .intake import MOST_CONTROL_BYTES, Intake, TooLarge, TooSlow, read_body
 from .metrics import Metrics
 from .openapi import DOCUMENT_PATHS, document
+from .pace import Paced
 from .routes import API, ROUTES, Route
 from .training import consume
 
@@ -56,34 +59,37 @@ def create_app(service: Service, auth: Authenticator, *, own_service: bool = Fal
             await service.stop()
 
     metrics = Metrics(service)
-    routes = [
-        StarletteRoute(route.address, _endpoint(service, auth, route, metrics), methods=[route.method])
-        for route in ROUTES
-    ]
-    extra = Route("GET", "metrics", metrics.handler)
-    routes.append(StarletteRoute("/metrics", _endpoint(service, auth, extra, metrics)))
+    intake = Intake(service.settings.max_body_bytes)
+
+    def endpoint(route: Route) -> Callable[[Request], Awaitable[Response]]:
+        return _endpoint(service, auth, intake, route, metrics)
+
+    routes = [StarletteRoute(route.address, endpoint(route), methods=[route.method]) for route in ROUTES]
+    routes.append(StarletteRoute("/metrics", endpoint(Route("GET", "metrics", metrics.handler))))
     described = reply(document())
     routes += [StarletteRoute(path, _constant(described)) for path in DOCUMENT_PATHS]
     return Starlette(
         routes=routes,
+        middleware=[Middleware(Paced, paths={f"{API}/{route.path}" for route in ROUTES if route.bulk})],
         lifespan=lifespan if own_service else None,
         exception_handlers={HTTPException: _http_error},
     )
 
 
 def _endpoint(
-    service: Service, auth: Authenticator, route: Route, metrics: Metrics
+    service: Service, auth: Authenticator, intake: Intake, route: Route, metrics: Metrics
 ) -> Callable[[Request], Awaitable[Response]]:
     async def answer(http: Request) -> Response:
         try:
             caller = NOBODY if route.open else auth.caller(http.headers)
             service.check_open()
-            call = Call(service, caller, http, key_required=auth.required)
-            if route.query is not None:
-                call.query = _parse_query(http, route.query)
-            if route.takes is not None:
-                call.body = await _parse(call, route)
-            return await route.handler(call)
+            with intake.of(caller.owner) as taking:
+                call = Call(service, caller, http, taking, key_required=auth.required)
+                if route.query is not None:
+                    call.query = _parse_query(http, route.query)
+                if route.takes is not None:
+                    call.body = await _parse(call, route)
+                return await route.handler(call)
         except Exception as error:
             return _error(error, route)
 
@@ -112,9 +118,9 @@ def _parse_query(http: Request, query: type[Query]) -> Query:
 
 async def _parse(call: Call, route: Route) -> object:
     assert route.takes is not None
-    body = await read_body(call.http, call.service.settings.max_body_bytes)
+    body = await read_body(call, None if route.bulk else MOST_CONTROL_BYTES)
     try:
-        return json.parse_model(route.takes, json.loads(body or b"{}"))
+        return json.parse_model(route.takes, json.loads_request(body or b"{}"))
     except UserError as error:
         consume(call, *json.peek_address(body))
         raise Malformed(str(error)) from error

@@ -14,8 +14,9 @@ from .call import reply
 
 
 class ForeignPages:
-    """Refuses what only a page from elsewhere sends: another page's ``Origin``, or a ``Host`` that is a name
-    somebody else gave this machine (DNS rebinding). With a key both are fine, for no page knows the key.
+    """Refuses what only a page from elsewhere sends: another page's ``Origin``, what a browser says where
+    there is none (``Sec-Fetch-Site``), or a ``Host`` that is a name somebody else gave this machine (DNS
+    rebinding). With a key all of it is fine, for no page knows the key.
     """
 
     def __init__(self, app: ASGIApp, auth: Authenticator, host: str) -> None:
@@ -37,6 +38,10 @@ class ForeignPages:
             return f"Host: {host[:200]!r} is not this machine; without a key only programs on it are served"
         if origin is not None and urlsplit(origin).netloc != host:
             return f"Origin: {origin[:200]!r} is another page's; without a key only programs here are served"
+        if (site := headers.get("sec-fetch-site", "none")) not in ("none", "same-origin"):
+            return (
+                f"Sec-Fetch-Site: {site[:200]!r} is another page; without a key only programs here are served"
+            )
         return None
 
 

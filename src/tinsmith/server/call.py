@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from tinsmith.service import Service
 from tinsmith.types.checkpoint import CHECKPOINT_TYPES, CheckpointType
-from tinsmith.wire import compression, json, protobuf
+from tinsmith.wire import json, protobuf
 
 from .auth import Caller
+from .intake import Taking
 
 _T = TypeVar("_T")
-_PATIENCE = 30.0  # seconds a body may take, and so many more as it has bytes at the slowest speed:
-_BYTES_PER_SECOND = 16 * 2**10
 _SDK_VERSION = re.compile(r"(\d{1,9})\.(\d{1,9})")
 _FIRST_SDK_WITH_EXPORTS = (0, 28)
 
 
 class Malformed(Exception):
     """The body is not what this endpoint takes."""
-
-
-class TooLarge(Exception):
-    """The body is larger than this service accepts."""
-
-
-class TooSlow(Exception):
-    """The body does not arrive."""
 
 
 @dataclass(slots=True)
@@ -43,6 +33,7 @@ class Call:
     service: Service
     caller: Caller
     http: Request
+    taking: Taking
     body: Any = None
     query: Any = None
     key_required: bool = True
@@ -86,27 +77,6 @@ class Call:
     def sent_protobuf(self) -> bool:
         """Whether the body is protobuf."""
         return self.http.headers.get("content-type", "").startswith(protobuf.CONTENT_TYPE)
-
-
-async def read_body(http: Request, limit: int) -> bytes:
-    """The plain body, bounded while it streams in and while it unfolds, and in how long it takes."""
-    chunks, size = [], 0
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(_PATIENCE) as deadline:
-            began = loop.time()
-            async for chunk in http.stream():
-                size += len(chunk)
-                if size > limit:
-                    raise TooLarge(f"body: larger than {limit} bytes; send fewer datums per request")
-                chunks.append(chunk)
-                deadline.reschedule(began + _PATIENCE + size / _BYTES_PER_SECOND)
-    except TimeoutError:
-        raise TooSlow(f"body: {size} bytes came in too slowly; send it again") from None
-    except ClientDisconnect:
-        raise TooSlow("body: the connection broke before it had come") from None
-    encoding = http.headers.get("content-encoding", "identity")
-    return compression.decompress(b"".join(chunks), encoding, limit)
 
 
 def reply(value: Any, status: int = 200) -> Response:

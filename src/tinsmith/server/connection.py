@@ -18,8 +18,11 @@ _SLOW_HEAD = _REFUSAL % (b"408 Request Timeout", b"")
 class Connection(HttpToolsProtocol):
     """uvicorn's, which bounds neither how long a head is nor how long it takes."""
 
-    most = 8192  # at a time
-    head_seconds = HEAD_SECONDS
+    most: int  # at a time
+    head_seconds: float
+    # Those without a request being answered, the longest without first: when there are too many connections,
+    # they make room.
+    idle: dict[Connection, None]
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -28,13 +31,23 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.most:
+        if len(self.connections) > self.most and not self._make_room():
             self._refuse(_FULL)
         else:
+            self.idle[self] = None
             self._await_head()
+
+    def _make_room(self) -> bool:
+        """Whoever only holds connections, or lets a head trickle in, loses those that did so longest."""
+        longest = next(iter(self.idle), None)
+        if longest is not None:
+            del self.idle[longest]
+            longest.transport.abort()
+        return longest is not None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_is_there()
+        self.idle.pop(self, None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -52,7 +65,13 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_is_there()
+        self.idle.pop(self, None)
         super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.transport.is_closing() and self.cycle is not None and self.cycle.response_complete:
+            self.idle[self] = None  # also if a body nobody reads is still coming
 
     def _await_head(self) -> None:
         if self._head_due is None:
@@ -68,3 +87,8 @@ class Connection(HttpToolsProtocol):
         self._head_is_there()
         self.transport.write(answer)
         self.transport.close()
+
+
+def bounded(most: int, head_seconds: float = HEAD_SECONDS) -> type[Connection]:
+    """The connections of one server."""
+    return type("BoundedConnection", (Connection,), {"most": most, "head_seconds": head_seconds, "idle": {}})

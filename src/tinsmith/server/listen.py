@@ -8,16 +8,20 @@ import ipaddress
 import logging
 import resource
 import socket
+import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 
-from .connection import Connection
+from .connection import bounded
 
 log = logging.getLogger(__name__)
 _TICK = 0.1  # seconds
+_BACKLOG = 8192  # connections that wait to be accepted: one that finds no room comes again seconds later
+_KEEP_ALIVE = 75  # seconds, so that a client's next heartbeat needs no new connection
+_SWITCH = 0.0005  # seconds another thread may keep the event loop waiting; a tenth of Python's own
 _FILES_BESIDE = 512  # open files besides connections: the database, blobs, models
 
 
@@ -59,7 +63,9 @@ def listen(
         app,
         host,
         port,
-        http=type("BoundedConnection", (Connection,), {"most": _allow_files(most_connections)}),
+        http=bounded(_allow_files(most_connections)),
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE,
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -68,6 +74,7 @@ def listen(
     )
     server = _Server(config)
     server.announce, server.drain = announce, drain
+    sys.setswitchinterval(_SWITCH)
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn has stopped in good order, then passes Ctrl-C on
         server.run()
 

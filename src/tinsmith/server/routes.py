@@ -42,6 +42,7 @@ class Route:
     gives: type[BaseModel] | None = replies.Empty
     query: type[q.Query] | None = q.Query
     raw: bool = False
+    bulk: bool = False  # its body may be as large as a batch
     open: bool = False  # no key needed
     prefix: str = "/api/v1"
 
@@ -146,8 +147,8 @@ ROUTES = [
         p.JoinSamplingSessionRequest,
         p.JoinSamplingSessionResponse,
     ),
-    Route("POST", "asample", inference.asample, r.SampleRequest, _FUTURE),
-    Route("POST", "sample_stream", inference.sample_stream, r.SampleRequest, None),
+    Route("POST", "asample", inference.asample, r.SampleRequest, _FUTURE, bulk=True),
+    Route("POST", "sample_stream", inference.sample_stream, r.SampleRequest, None, bulk=True),
     Route("GET", "samplers/{sampler_id}", inference.get_sampler, None, t.GetSamplerResponse),
     Route("POST", "retrieve_future", inference.retrieve_future, r.RetrieveFutureRequest, None),
     Route(

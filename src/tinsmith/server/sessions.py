@@ -48,6 +48,7 @@ async def telemetry(call: Call) -> Response:
 async def create_session(call: Call) -> Response:
     """Open a session."""
     request: CreateSessionRequest = call.body
+    call.service.quotas.check_sessions(call.owner, call.service.sessions.active_count(call.owner))
     session = await call.service.sessions.create(call.owner, request)
     return reply(CreateSessionResponse(session_id=session.session_id))
 

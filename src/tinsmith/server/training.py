@@ -12,7 +12,8 @@ from tinsmith.types.replies import FutureResponse
 from tinsmith.wire import json, protobuf
 from tinsmith.wire.protobuf import ForwardBackwardCall
 
-from .call import Call, Malformed, read_body, reply
+from .call import Call, Malformed, reply
+from .intake import read_body
 from .transfers import weights_reader
 
 
@@ -56,7 +57,7 @@ async def forward_backward(call: Call) -> Response:
 
 
 async def _batch(call: Call, *, forward_only: bool) -> Response:
-    body = await read_body(call.http, call.service.settings.max_body_bytes)
+    body = await read_body(call)
     decoded = _decode(call, body, forward_only)
     kind = "forward" if decoded.forward_only else "forward_backward"
     request_id = await call.accepted(
@@ -69,8 +70,9 @@ def _decode(call: Call, body: bytes, forward_only: bool) -> ForwardBackwardCall:
     """The batch in either dialect. A refused one still uses up its seq id, as its client counts on."""
     try:
         if call.sent_protobuf:
+            protobuf.check_size(body)
             return protobuf.decode_forward_backward(body)
-        return json.forward_backward_from_json(json.loads(body), forward_only=forward_only)
+        return json.forward_backward_from_json(json.loads_request(body), forward_only=forward_only)
     except UserError as error:
         address = protobuf.peek_address(body) if call.sent_protobuf else json.peek_address(body)
         consume(call, *address)

@@ -23,6 +23,7 @@ from . import ids
 from .futures import Futures, Outcome, Ticket
 
 Target = tuple[str, int]  # a sampler and one of its clients
+_MOST_FEEDS = 2**14  # in memory; the longest unasked goes, and is made anew when it is asked for
 
 
 @dataclass(slots=True)
@@ -67,8 +68,12 @@ class Completions:
         if request.retrieved_request_ids:
             _check_ids(target, request.retrieved_request_ids)
             await self._futures.acknowledge(request.retrieved_request_ids, owner)
-        feed = await self._feed((target.sampling_session_id, target.cloned_sampler_id), request.prev_cursor)
+        target_id = (target.sampling_session_id, target.cloned_sampler_id)
+        feed = await self._feed(target_id, request.prev_cursor)
         feed.asked_at = time.monotonic()
+        self._feeds[target_id] = self._feeds.pop(target_id, feed)  # the last asked is last
+        while len(self._feeds) > _MOST_FEEDS:
+            del self._feeds[next(iter(self._feeds))]
         feed.trim(request.prev_cursor)
         if not feed.events and hold > 0:
             await _wait(feed, hold)

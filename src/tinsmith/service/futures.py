@@ -101,15 +101,16 @@ class Futures:
 
     async def known(self, request_id: str, owner: str) -> bool:
         """Whether this operation was accepted before; waits until that acceptance is durable."""
-        if await self._known_here(request_id, owner):
+        if await self.known_here(request_id, owner):
             return True
         table = schema.operations
         query = sa.select(table.c.request_id).where(table.c.request_id == request_id)
         if await self._database.read(lambda connection: connection.scalar(query)) is not None:
             return True
-        return await self._known_here(request_id, owner)  # a twin may have come while the journal was read
+        return await self.known_here(request_id, owner)  # a twin may have come while the journal was read
 
-    async def _known_here(self, request_id: str, owner: str) -> bool:
+    async def known_here(self, request_id: str, owner: str) -> bool:
+        """The same without a look into the journal, which finds out by itself when it is to be written."""
         if ticket := self._open.get(request_id):
             if ticket.owner != owner:
                 raise NotFound(f"no such future {request_id!r}", field="request_id")

@@ -9,6 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
+from sqlalchemy.exc import IntegrityError
 
 from tinsmith.store import Database, Space, pack, schema, unpack
 
@@ -67,7 +68,7 @@ class Journal:
 
         ``beside`` is written in the same commit.
         """
-        if await self._futures.known(operation.request_id, operation.owner):
+        if await self._futures.known_here(operation.request_id, operation.owner):
             return None
         encoded = KINDS[operation.kind].payload.encode(operation.payload)
         if not KINDS[operation.kind].frees:
@@ -87,6 +88,12 @@ class Journal:
 
         try:
             await self._database.write(change)
+        except IntegrityError:
+            self._futures.abandon(ticket)
+            ticket.accepted.set_result(None)
+            if await self._futures.known(operation.request_id, operation.owner):
+                return None
+            raise
         except BaseException as error:
             self._futures.abandon(ticket)
             ticket.accepted.set_exception(error)

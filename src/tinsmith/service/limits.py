@@ -23,6 +23,7 @@ class Quota(BaseSettings):
         2**24, gt=0, description="tokens of batches and samples without an answer, before 429"
     )
     live_runs: int = Field(256, gt=0, description="training runs at a time; further ones wait")
+    active_sessions: int = Field(2048, gt=0, description="sessions at a time, before 429")
     stored_bytes: int = Field(100 * 2**30, gt=0, description="bytes of checkpoints and snapshots kept")
     weight: float = Field(1.0, gt=0, le=1000, description="share of the engine's time, against others'")
 

@@ -111,6 +111,16 @@ class Quotas:
                 if not counter[gone.owner]:
                     del counter[gone.owner]
 
+    def check_sessions(self, owner: str, active: int) -> None:
+        """Refuse another session to somebody who has too many."""
+        most = self.of(owner).active_sessions
+        if active >= most:
+            raise TooMuchWaiting(
+                f"active_sessions: {active} sessions of yours are active and {most} may be; finish "
+                "some, or wait until those without a heartbeat end",
+                retry_after=30,
+            )
+
     # -- what is kept ------------------------------------------------------------------------------
 
     async def check_storage(self, owner: str) -> None:
@@ -138,8 +148,12 @@ def _weigh(operation: Operation, context_length: int) -> _Waiting:
         return _Waiting(operation.owner, False, tokens)
     if isinstance(payload, SampleRequest):
         most = payload.sampling_params.max_tokens or context_length
-        tokens = _prompt_length(payload.prompt) + max(payload.num_samples, 0) * max(most, 0)
-        return _Waiting(operation.owner, True, tokens)
+        # A token that comes with its alternatives takes as much room as they do.
+        read = _prompt_length(payload.prompt) * (
+            1 + max(payload.topk_prompt_logprobs, 0) + max(payload.prompt_alt_tokens_k, 0)
+        )
+        written = max(payload.num_samples, 0) * max(most, 0) * (1 + max(payload.topk_sample_logprobs, 0))
+        return _Waiting(operation.owner, True, read + written)
     return _Waiting(operation.owner, False, 0)
 
 

@@ -17,6 +17,7 @@ from tinsmith.types import (
     CreateModelRequest,
     LoraConfig,
     NotFound,
+    OutOfSpace,
     Unavailable,
     UserError,
 )
@@ -31,7 +32,7 @@ from .futures import Category, Futures, Outcome, Ticket
 from .journal import Journal, Operation
 from .kinds import KINDS, AcceptedLoad
 from .queue_state import QueueState
-from .quotas import Quotas
+from .quotas import Quotas, TooMuchWaiting
 from .residence import Residence, Unrestorable
 from .run import Run
 from .sequence import SequencedQueue
@@ -179,21 +180,27 @@ class Runs:
         run = self.live(owner, run_id)
         seq = run.queue.assign() if seq_id is None else seq_id
         request_id = ids.request_id(run_id, seq)
-        if await self._futures.known(request_id, owner):
-            return request_id
-        if run.queue.is_closed(seq):
-            raise UserError(f"{seq} is closed: its turn has passed", field="seq_id")
+        if not await self._futures.known_here(request_id, owner):
+            operation = Operation(request_id, owner, run_id, seq, kind, payload)
+            try:
+                await self._accept(run, operation)
+            except (UserError, TooMuchWaiting, OutOfSpace):
+                if not await self._futures.known(request_id, owner):
+                    raise
+        return request_id
+
+    async def _accept(self, run: Run, operation: Operation) -> None:
+        if run.queue.is_closed(operation.seq_id):
+            raise UserError(f"{operation.seq_id} is closed: its turn has passed", field="seq_id")
         run.last_request_at = time.time()
-        operation = Operation(request_id, owner, run_id, seq, kind, payload)
         try:
             with self._quotas.admitted(operation):
                 ticket = await self._journal.accept(operation)
                 if ticket is not None:
                     self._enqueue(run, operation, ticket)
         except UserError:
-            run.queue.consume(seq)  # its client counts on
+            run.queue.consume(operation.seq_id)  # its client counts on
             raise
-        return request_id
 
     def _enqueue(self, run: Run, operation: Operation, ticket: Ticket) -> None:
         if run.queue.is_closed(operation.seq_id):  # its turn passed while the journal was being written

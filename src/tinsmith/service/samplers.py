@@ -21,6 +21,7 @@ from tinsmith.store import Blobs, Database, schema
 from tinsmith.types import (
     CreateSamplingSessionRequest,
     NotFound,
+    OutOfSpace,
     SampleDelta,
     SampledSequence,
     SampleJob,
@@ -172,12 +173,12 @@ class Samplers:
         sampler, operation = await self._asked(owner, request)
         request_id = operation.request_id
         named = request_id, sequence_ids(request, request_id)
-        if await self._futures.known(request_id, owner):
-            return named
-        self._check_room()
-        with self._quotas.admitted(operation, self._base_models.context_length(sampler.base_model)):
-            if await self._journal.accept(operation) is not None:
-                self.begin(operation)
+        if not await self._futures.known_here(request_id, owner):
+            try:
+                await self._accept(operation, self._base_models.context_length(sampler.base_model))
+            except (TooMuchWaiting, OutOfSpace):
+                if not await self._futures.known(request_id, owner):
+                    raise
         return named
 
     async def _asked(self, owner: str, request: SampleRequest) -> tuple[Sampler, Operation]:
@@ -192,6 +193,12 @@ class Samplers:
             seq = secrets.randbits(62)
         request_id = ids.request_id(sampler.sampler_id, seq)
         return sampler, Operation(request_id, owner, sampler.sampler_id, seq, "sample", with_seed(request))
+
+    async def _accept(self, operation: Operation, context_length: int) -> None:
+        self._check_room()
+        with self._quotas.admitted(operation, context_length):
+            if await self._journal.accept(operation) is not None:
+                self.begin(operation)
 
     def _check_room(self) -> None:
         if self.running_count >= self._settings.max_pending_samples:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,13 +46,22 @@ class Sessions:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._active: dict[str, Session] = {}
+        self._count: Counter[str] = Counter()  # of active ones, by owner
         self._seen_since_flush: set[str] = set()
 
     def load(self) -> None:
         """Read the sessions that were active when the service stopped."""
         query = sa.select(schema.sessions).where(schema.sessions.c.status == "active")
         for row in self._database.read_now(lambda connection: connection.execute(query).all()):
-            self._active[row.session_id] = Session(**row._mapping)
+            self._add(Session(**row._mapping))
+
+    def _add(self, session: Session) -> None:
+        self._active[session.session_id] = session
+        self._count[session.owner] += 1
+
+    def active_count(self, owner: str) -> int:
+        """How many sessions of this owner are active."""
+        return self._count[owner]
 
     async def create(self, owner: str, request: CreateSessionRequest) -> Session:
         """Open a session."""
@@ -73,7 +83,7 @@ class Sessions:
             audit.record(connection, owner, "session_created", session_id=session.session_id)
 
         await self._database.write(change)
-        self._active[session.session_id] = session
+        self._add(session)
         return session
 
     def active(self, owner: str, session_id: str) -> Session:
@@ -132,7 +142,8 @@ class Sessions:
         except BaseException:
             session.status, session.status_detail = before
             raise
-        self._active.pop(session.session_id, None)
+        if self._active.pop(session.session_id, None) is not None:
+            self._count[session.owner] -= 1
 
     async def assign_project(self, owner: str, session_id: str, project_id: str) -> None:
         """Move a session, and all it made and makes, into a project."""

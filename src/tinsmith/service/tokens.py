@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from .keys import hash_key
 from .signing import Signer
 
 ISSUER = "tinsmith"
@@ -35,9 +36,11 @@ class Token:
 class Tokens:
     """Makes and reads tokens."""
 
-    def __init__(self, signer: Signer, lifetime: int) -> None:
+    def __init__(self, signer: Signer, lifetime: int, operators_key: str = "") -> None:
         self._signer = signer
         self._lifetime = lifetime
+        # Tokens made from the operator's own key end with it; it is in no table, so the signature tells.
+        self._purpose = f"token {hash_key(operators_key)}"
 
     def issue(self, owner: str, key_id: int, email: str | None, not_after: int | None = None) -> str:
         """A token for the owner of a key. One made from a token does not outlive it (``not_after``)."""
@@ -53,12 +56,12 @@ class Tokens:
             "exp": expires,
         }
         message = f"{_encode(_HEADER)}.{_encode(claims)}"
-        return f"{message}.{_base64(self._signer.sign('token', message))}"
+        return f"{message}.{_base64(self._signer.sign(self._purpose, message))}"
 
     def read(self, token: str) -> Token:
         """What a token says, if it is ours and still valid."""
         message, _, signature = token.rpartition(".")
-        right = _base64(self._signer.sign("token", message))
+        right = _base64(self._signer.sign(self._purpose, message))
         if len(token) > _MOST_CHARACTERS or not hmac.compare_digest(right.encode(), signature.encode()):
             raise InvalidToken("the token is not of this service")
         # Only this service can have signed it, so its form is ours.

@@ -16,7 +16,7 @@ class DataDirLock:
     """An exclusive lock on a folder, held until released or until the process ends, however it ends."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # of no business to other users here
         path = folder / "lock"
         self._file: IO[str] = path.open("a+")
         try:

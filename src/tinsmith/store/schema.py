@@ -6,6 +6,7 @@ Times are seconds since the epoch, UTC.
 from __future__ import annotations
 
 from sqlalchemy import (
+    DDL,
     JSON,
     BigInteger,
     Boolean,
@@ -19,6 +20,7 @@ from sqlalchemy import (
     Table,
     Text,
 )
+from sqlalchemy.event import listen
 
 SCHEMA_VERSION = 3
 metadata = MetaData()
@@ -167,6 +169,14 @@ audit = Table(
     Column("details", JSON, nullable=False),
     Index("audit_by_owner", "owner", "at"),
 )
+
+_ONLY_ADDED = (
+    "CREATE TRIGGER audit_no_{0} BEFORE {0} ON audit "
+    "BEGIN SELECT RAISE(ABORT, 'the audit log is only ever added to'); END"
+)
+for _change in ("update", "delete"):
+    _refusal = DDL(_ONLY_ADDED.format(_change))  # type: ignore[no-untyped-call]
+    listen(audit, "after_create", _refusal.execute_if(dialect="sqlite"))
 
 # Tokens, summed per hour.
 usage = Table(

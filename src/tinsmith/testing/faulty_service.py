@@ -30,11 +30,11 @@ class _Droppable(HttpToolsProtocol):
 class ThreadServer:
     """An ASGI app on a free port of this machine, served by a thread of its own."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, protocol: type[HttpToolsProtocol] = _Droppable) -> None:
         config = uvicorn.Config(
             app,
             port=0,
-            http=_Droppable,
+            http=protocol,
             lifespan="on",
             log_level="critical",
             access_log=False,

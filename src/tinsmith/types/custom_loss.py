@@ -24,6 +24,8 @@ from .errors import UserError
 _UINT31 = 2**31 - 1
 MOST_NODES = 1000
 MOST_INPUTS = 16
+_MOST_ELEMENTS = 2**24  # computed for one datum, all nodes together,
+_ELEMENTS_A_POSITION = 2**14  # and for each of its positions: a step of many short datums is bounded too
 _MOST_VALUES = 256  # in the arguments of one node
 _DEEPEST = 8
 _INPUT_NAME = re.compile(r"[a-z_][a-z0-9_]{0,63}")
@@ -84,6 +86,11 @@ class CustomLoss:
     def input_names(self) -> tuple[str, ...]:
         """The loss_fn_inputs it reads."""
         return tuple(each.name for each in self.inputs[1:])
+
+
+def custom_loss_budget(positions: int) -> int:
+    """How many elements a loss may compute for a datum of so many positions."""
+    return min(_MOST_ELEMENTS, _ELEMENTS_A_POSITION * max(1, positions))
 
 
 def checked_loss(request: CreateCustomLossRequest) -> CustomLoss:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .custom_loss import CustomLoss
+from .custom_loss import CustomLoss, custom_loss_budget
 from .datum import Datum
 from .errors import UserError
 from .losses import MANY_TARGETS, LossSpec, batch_spec, loss_spec
@@ -23,6 +23,8 @@ Array = npt.NDArray[Any]
 MAX_NUM_SAMPLES = 1024
 MAX_TOPK = 1024
 MAX_TARGETS = 4096  # candidates at one position
+MAX_CELLS = 2**27  # of all tensors of a batch together, made dense
+MAX_ANSWER = 2**25  # numbers in the answer to one sample request
 MAX_SEED = 2**63 - 1
 MIN_TEMPERATURE = 1e-6  # below, logits divided by it leave float32
 
@@ -57,11 +59,13 @@ def check_batch(
         }
         if batch.custom_loss is not None:
             _check_ranks(inputs, where, batch.custom_loss)
+            _check_custom_size(inputs, where)
             inputs = {"target_tokens": inputs["target_tokens"]}  # of the others only the loss knows the rules
         _check_shapes(inputs, where, int(tokens.size), batch.loss_fn in MANY_TARGETS)
         _check_values(inputs, where, vocab_size)
         _check_clips(inputs, config, where)
         _check_sequence_mask(inputs, where)
+    _check_cells(batch)
 
 
 def batch_config(batch: ForwardBackwardInput) -> dict[str, float]:
@@ -141,6 +145,26 @@ def _check_shapes(inputs: dict[str, TensorData], where: str, length: int, many_t
             raise UserError(f"shape {shape}; use {allowed}", field=field)
         if len(shape) == 2 and not 1 <= shape[1] <= MAX_TARGETS:
             raise UserError(f"{shape[1]} candidates at one position; use 1 to {MAX_TARGETS}", field=field)
+
+
+def _check_cells(batch: ForwardBackwardInput) -> None:
+    """A few bytes of a sparse tensor can stand for more than any memory holds."""
+    cells = sum(math.prod(shape_of(each)) for datum in batch.data for each in datum.loss_fn_inputs.values())
+    if cells > MAX_CELLS:
+        raise UserError(
+            f"{cells} cells in all tensors together; send at most {MAX_CELLS} in one request", field="data"
+        )
+
+
+def _check_custom_size(inputs: dict[str, TensorData], where: str) -> None:
+    """What a loss is given is bounded like what it computes: by the positions of its datum."""
+    most = custom_loss_budget(math.prod(shape_of(inputs["target_tokens"])))
+    for key, tensor in inputs.items():
+        if (cells := math.prod(shape_of(tensor))) > most:
+            raise UserError(
+                f"{cells} cells; a datum of this length may have {most}",
+                field=f"{where}.loss_fn_inputs[{key!r}]",
+            )
 
 
 def _check_ranks(inputs: dict[str, TensorData], where: str, loss: CustomLoss) -> None:
@@ -251,6 +275,26 @@ def check_sample_job(job: SampleJob, *, vocab_size: int, max_context_length: int
     if job.target_prompt_logprobs is not None:
         _check_target_prompt(job.target_prompt_logprobs, int(prompt.size), vocab_size)
     check_sampling_params(job.params, vocab_size=vocab_size)
+    _check_answer(job, int(prompt.size), max_context_length)
+
+
+def _check_answer(job: SampleJob, prompt_length: int, max_context_length: int) -> None:
+    """Refuse what could be answered only with more numbers than fit into one answer."""
+    length = min(job.params.max_tokens or max_context_length, max_context_length - prompt_length)
+    targets = 0 if job.target_prompt_logprobs is None else shape_of(job.target_prompt_logprobs)[1]
+    numbers = {
+        "topk_sample_logprobs": job.num_samples * length * job.topk_sample_logprobs,
+        "topk_prompt_logprobs": prompt_length * job.topk_prompt_logprobs,
+        "prompt_alt_tokens_k": prompt_length * job.prompt_alt_tokens_k,
+        "target_prompt_logprobs": prompt_length * targets,
+    }
+    if sum(numbers.values()) > MAX_ANSWER:
+        most = max(numbers, key=numbers.__getitem__)
+        raise UserError(
+            f"the answer could hold {sum(numbers.values())} numbers, and {MAX_ANSWER} fit; ask for less, or "
+            "for fewer samples in one request",
+            field=most,
+        )
 
 
 def check_sampling_params(params: SamplingParams, *, vocab_size: int) -> None:

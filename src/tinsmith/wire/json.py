@@ -34,6 +34,7 @@ from tinsmith.types.datum import ProvenanceSpan
 from tinsmith.types.model_input import token_array
 from tinsmith.types.sampling import TOPK_EMPTY_LOGPROB, FloatArray
 
+from .counting import check_datums, check_json
 from .protobuf import SPANS, ForwardBackwardCall
 from .refusal import build, check_sequence, first_wrong
 
@@ -65,6 +66,12 @@ def loads(body: bytes) -> Any:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise UserError(f"not JSON: {error}", field="body") from error
+
+
+def loads_request(body: bytes) -> Any:
+    """What somebody sent: refused before it is read if there is too much of it."""
+    check_json(body)
+    return loads(body)
 
 
 _M = TypeVar("_M", bound=BaseModel)
@@ -228,6 +235,7 @@ def forward_backward_from_json(value: Any, *, forward_only: bool) -> ForwardBack
     batch = _object(_get(fields, key, "body"), key)
     _only(batch, ("data", "loss_fn", "loss_fn_config"), key)
     data = _list(_get(batch, "data", key), f"{key}.data")
+    check_datums(len(data), f"{key}.data")
     model_id, loss_fn = _get(fields, "model_id", "body"), _get(batch, "loss_fn", key)
     for name, text in (("model_id", model_id), ("loss_fn", loss_fn)):
         if not isinstance(text, str):
@@ -438,7 +446,7 @@ def _only(fields: Json, known: tuple[str, ...], field: str) -> None:
 def peek_address(body: bytes) -> tuple[Any, Any]:
     """The run and seq id of a body that may be wrong in every other way; None for what cannot be found."""
     try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError:
+        value = loads_request(body)
+    except UserError:
         return None, None
     return (value.get("model_id"), value.get("seq_id")) if isinstance(value, dict) else (None, None)

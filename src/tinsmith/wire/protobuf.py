@@ -37,6 +37,7 @@ from tinsmith.types.validation import shape_of
 
 from . import messages_pb2 as pb
 from .arrays import F32, I32, I64, U16, from_bytes, to_bytes, widen_bfloat16
+from .counting import check_datums, check_protobuf
 from .pieces import Pieces, array_piece, in_field, in_map_key, in_map_value
 from .refusal import build, check_sequence
 
@@ -107,6 +108,7 @@ def decode_forward_backward(body: bytes) -> ForwardBackwardCall:
             raise UserError("missing", field=name)
     if message.seq_id < 0:
         raise UserError(f"{message.seq_id} is not a whole number >= 0", field="seq_id")
+    check_datums(len(message.data), "data")
     config: dict[str, float | str] = dict(message.loss_fn_config)
     for key, value in message.loss_fn_config_v2.items():
         which = value.WhichOneof("value")
@@ -122,12 +124,17 @@ def decode_forward_backward(body: bytes) -> ForwardBackwardCall:
     )
 
 
+def check_size(body: bytes) -> None:
+    """Refuse a forward_backward request of too many parts before it is taken apart."""
+    check_protobuf(body, pb.ForwardBackwardRequest.DESCRIPTOR)
+
+
 def peek_address(body: bytes) -> tuple[str | None, int | None]:
     """The run and seq id of a request whose batch may be wrong; None if even they cannot be read."""
-    message = pb.ForwardBackwardRequest()
     try:
-        message.ParseFromString(body)
-    except DecodeError:
+        check_size(body)
+        message = _parse(pb.ForwardBackwardRequest(), body)
+    except UserError:
         return None, None
     return message.model_id or None, message.seq_id or None
 

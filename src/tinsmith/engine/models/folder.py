@@ -1,6 +1,7 @@
 """Looks at a local folder and says whether it holds a causal language model that can be loaded."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from .cache import ModelUnavailable
 TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 INDEX = "model.safetensors.index.json"
+_SHARD = re.compile(r"[\w.-]+\.safetensors", re.ASCII)
 
 
 def check_folder(folder: Path) -> None:
@@ -58,7 +60,7 @@ def _weight_problems(folder: Path) -> list[str]:
     if (folder / INDEX).is_file():
         try:
             shards = sorted(set(_read_object(folder / INDEX)["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
             return [f"{INDEX} has no readable weight_map ({error!r})"]
     elif (folder / "model.safetensors").is_file():
         shards = ["model.safetensors"]
@@ -66,6 +68,8 @@ def _weight_problems(folder: Path) -> list[str]:
         return ["its weights are pickled, and reading those can run code: convert them to safetensors"]
     else:
         return [f"no weights (model.safetensors, or {INDEX} with its shards)"]
+    if strange := [shard for shard in shards if not _SHARD.fullmatch(str(shard))]:
+        return [f"{INDEX} names {strange[0]!r}, which is no safetensors file of this folder"]
     return [problem for shard in shards if (problem := _shard_problem(folder / shard))]
 
 
@@ -80,7 +84,7 @@ def _shard_problem(path: Path) -> str | None:
             header = json.loads(file.read(length) if length < actual else b"")
         ends = [value["data_offsets"][1] for key, value in header.items() if key != "__metadata__"]
         expected = 8 + length + max(ends, default=0)
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
         return f"{path.name} is not a safetensors file"
     if actual != expected:
         return f"{path.name} has {actual} bytes, its header says {expected}: the copy is not complete"
@@ -88,7 +92,10 @@ def _shard_problem(path: Path) -> str | None:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    value = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
     if not isinstance(value, dict):
         raise ValueError(f"it holds a {type(value).__name__}")
     return value
