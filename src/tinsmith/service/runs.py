@@ -186,6 +186,8 @@ class Runs:
                 await self._accept(run, operation)
             except (UserError, TooMuchWaiting, OutOfSpace):
                 if not await self._futures.known(request_id, owner):
+                    if seq_id is None:  # nobody will send this number again
+                        run.queue.consume(seq)
                     raise
         return request_id
 
