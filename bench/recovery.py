@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from picture import curves
 
 from tinsmith.engine.host import offer, open_engine
 from tinsmith.engine.models import Catalogue
@@ -100,47 +101,6 @@ async def recovery(crashed: Path, run_id: str, policy: str) -> float:
     return seconds
 
 
-# -- the picture -----------------------------------------------------------------------------------------
-
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 640, 360, 60, 50, 20, 20
-COLOURS = {"default policy": "#1b6ca8", "no snapshots": "#c1440e"}
-
-
-def picture(lengths: list[int], seconds: dict[str, list[float]]) -> str:
-    """Both curves as SVG."""
-    most = max(max(values) for values in seconds.values())
-
-    def place(length: float, value: float) -> tuple[float, float]:
-        x = LEFT + (WIDTH - LEFT - RIGHT) * length / max(lengths)
-        return x, HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * value / most
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
-        'font-size="12">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-    ]
-    for tick in range(5):
-        value = most * tick / 4
-        _, y = place(0, value)
-        parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.1f} s</text>')
-        length = max(lengths) * tick // 4
-        x, y = place(length, 0)
-        parts.append(f'<text x="{x:.1f}" y="{y + 18:.1f}" text-anchor="middle">{length}</text>')
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(
-        f'<text x="{middle}" y="{HEIGHT - 10}" text-anchor="middle">operations before the crash</text>'
-    )
-    for at, (policy, values) in enumerate(seconds.items()):
-        points = [place(length, value) for length, value in zip(lengths, values, strict=True)]
-        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        colour = COLOURS[policy]
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in points]
-        parts.append(f'<text x="{LEFT + 12}" y="{TOP + 18 + 18 * at}" fill="{colour}">{policy}</text>')
-    return "\n".join([*parts, "</svg>\n"])
-
-
 async def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -162,7 +122,8 @@ async def main() -> None:
     print("| operations | " + " | ".join(f"{policy}, s" for policy in POLICIES) + " |\n|---|---|---|")
     for at, length in enumerate(lengths):
         print(f"| {length} | " + " | ".join(f"{seconds[policy][at]:.2f}" for policy in POLICIES) + " |")
-    options.plot.write_text(picture(lengths, seconds))
+    axes = {"x": "operations before the crash", "y": "seconds until a run is back"}
+    options.plot.write_text(curves(lengths, seconds, **axes))
 
 
 if __name__ == "__main__":

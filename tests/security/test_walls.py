@@ -13,7 +13,7 @@ import httpx
 import pytest
 from security_support import TOKENS, Live, Tenant, batch, live, make_keys, sample
 
-from tinsmith.server.routes import ROUTES, Route
+from tinsmith.server.routes import API, ROUTES, Route
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,11 @@ HIDDEN: dict[tuple[str, str], Any] = {
     ("GET", "training_runs/{run_id}/checkpoints/{kind}/{name}/external_weights_urls"): None,
     ("POST", "copy_weights"): lambda h: {"source_path": h.path, "destination_project_id": "stolen"},
     ("POST", "weights_info"): lambda h: {"tinker_path": h.path},
+    ("POST", "/oai/api/v1/completions"): lambda h: {"model": h.path, "prompt": "x", "max_tokens": 1},
+    ("POST", "/oai/api/v1/chat/completions"): lambda h: {
+        "model": h.path,
+        "messages": [{"role": "user", "content": "x"}],
+    },
 }
 SCOPED: dict[tuple[str, str], Any] = {
     ("GET", "healthz"): None,
@@ -107,6 +112,7 @@ SCOPED: dict[tuple[str, str], Any] = {
     ("POST", "cancel_future"): lambda h: {"request_id": f"{h.sampler}:0"},  # of samples it says nothing
     ("GET", "training_runs"): None,
     ("GET", "checkpoints"): None,
+    ("GET", "/oai/api/v1/models"): None,
 }
 SEALED = {
     ("GET", "downloads/traces/{session_id}"),
@@ -121,7 +127,7 @@ def _input(_house: House) -> Any:
 
 
 def _key(route: Route) -> tuple[str, str]:
-    return route.method, route.path
+    return route.method, route.path if route.prefix == API else route.address
 
 
 def _address(path: str, house: House) -> str:
@@ -138,7 +144,10 @@ def _address(path: str, house: House) -> str:
 
 
 def _ask(tenant: Tenant, method: str, path: str, house: House, body: Any) -> httpx.Response:
-    return tenant.http.request(method, _address(path, house), json=None if body is None else body(house))
+    address: str | httpx.URL = _address(path, house)
+    if path.startswith("/"):
+        address = tenant.http.base_url.copy_with(path=path)
+    return tenant.http.request(method, address, json=None if body is None else body(house))
 
 
 def _furnish(alice: Tenant) -> House:

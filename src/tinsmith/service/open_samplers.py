@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,8 @@ class _Open:
 
     generation: int
     memory: int
+    opening: asyncio.Task[None]  # goes on to its end, though whoever wanted it may leave
     users: int = 0
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    ready: bool = False
 
 
 class OpenSamplers:
@@ -72,24 +71,32 @@ class OpenSamplers:
     @asynccontextmanager
     async def using(self, sampler: Sampler) -> AsyncIterator[None]:
         """The sampler is open, and stays so, in this block."""
-        sampler_id = sampler.sampler_id
-        mine = self._open.get(sampler_id)
+        mine = self._open.get(sampler.sampler_id)
         if mine is None or mine.generation != self._engine.generation:
-            folder = self._folder(sampler)
-            mine = self._open[sampler_id] = _Open(self._engine.generation, _size(folder))
-        self._open.move_to_end(sampler_id)
+            mine = self._begin(sampler)
+        self._open.move_to_end(sampler.sampler_id)
         mine.users += 1
         try:
-            async with mine.lock:  # however many samples arrive at the same time, one opens it
-                if not mine.ready:
-                    await self._make_room()
-                    await self._open_on_engine(sampler)
-                    mine.ready = True
+            await asyncio.shield(mine.opening)
             yield
         finally:
             mine.users -= 1
-            if not mine.ready and mine.users == 0 and self._open.get(sampler_id) is mine:
-                del self._open[sampler_id]
+
+    def _begin(self, sampler: Sampler) -> _Open:
+        """However many samples arrive at the same time, one opens it."""
+        memory = _size(self._folder(sampler))
+        opening = asyncio.get_running_loop().create_task(
+            self._open_on_engine(sampler), name=f"open sampler {sampler.sampler_id}"
+        )
+        mine = self._open[sampler.sampler_id] = _Open(self._engine.generation, memory, opening)
+
+        def forget_a_failure(opening: asyncio.Task[None]) -> None:
+            failed = opening.cancelled() or opening.exception() is not None
+            if failed and self._open.get(sampler.sampler_id) is mine:
+                del self._open[sampler.sampler_id]
+
+        opening.add_done_callback(forget_a_failure)
+        return mine
 
     def _folder(self, sampler: Sampler) -> Path | None:
         folder = None if sampler.blob is None else self._blobs.path(sampler.blob)
@@ -98,6 +105,7 @@ class OpenSamplers:
         return folder
 
     async def _open_on_engine(self, sampler: Sampler) -> None:
+        await self._make_room()
         await self._base_models.get(sampler.base_model)
         folder, tenant = self._folder(sampler), self._quotas.tenant(sampler.owner)
         await self._engine.open_sampler(sampler.sampler_id, sampler.base_model, folder=folder, tenant=tenant)
@@ -106,14 +114,21 @@ class OpenSamplers:
     async def _make_room(self) -> None:
         excess = sum(each.memory for each in self._open.values()) - self._budget
         for sampler_id, each in list(self._open.items()):
-            if excess > 0 and each.users == 0 and each.memory:
+            if excess > 0 and each.users == 0 and each.memory and each.opening.done():
                 excess -= each.memory
                 await self.close(sampler_id)
 
     async def close(self, sampler_id: str) -> None:
         """Have the engine forget a sampler, if it has it."""
-        if self._open.pop(sampler_id, None) is not None:
+        mine = self._open.pop(sampler_id, None)
+        if mine is not None:
+            await asyncio.wait([mine.opening])
             await self._engine.close_sampler(sampler_id)
+
+    async def settle(self) -> None:
+        """Wait for those that are being opened."""
+        if openings := [mine.opening for mine in self._open.values()]:
+            await asyncio.wait(openings)
 
 
 def _size(folder: Path | None) -> int:

@@ -356,6 +356,7 @@ class Samplers:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._opened.settle()
 
 
 def _failure(error: Exception, operation: Operation) -> Outcome:
