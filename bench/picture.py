@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 640, 360, 70, 50, 20, 20
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 640, 380, 70, 50, 44, 20
+LETTER = 6.6  # about as wide as one
 COLOURS = ("#1b6ca8", "#c1440e", "#4c8c2b", "#7a4ca0")
 
 
@@ -33,11 +34,13 @@ def curves(at: Sequence[float], series: Mapping[str, Sequence[float]], *, x: str
     parts.append(f'<text x="{middle}" y="{HEIGHT - 10}" text-anchor="middle">{x}</text>')
     centre = (TOP + HEIGHT - BOTTOM) / 2
     parts.append(f'<text transform="translate(16 {centre}) rotate(-90)" text-anchor="middle">{y}</text>')
+    label_at = float(LEFT)
     for number, (name, values) in enumerate(series.items()):
         colour = COLOURS[number % len(COLOURS)]
         points = [place(*point) for point in zip(at, values, strict=True)]
         line = " ".join(f"{across:.1f},{up:.1f}" for across, up in points)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts += [f'<circle cx="{across:.1f}" cy="{up:.1f}" r="3" fill="{colour}"/>' for across, up in points]
-        parts.append(f'<text x="{LEFT + 12}" y="{TOP + 18 + 18 * number}" fill="{colour}">{name}</text>')
+        parts.append(f'<text x="{label_at:.0f}" y="{TOP - 22}" fill="{colour}">{name}</text>')
+        label_at += LETTER * (len(name) + 3)
     return "\n".join([*parts, "</svg>\n"])

@@ -4,13 +4,15 @@
 
 Both sides get the same ragged requests (prompts of 20-120 tokens, 16-64 new ones), float32, temperature 1.
 generate() runs them as one left-padded batch with its key-value cache, the quickest way it has; only tokens
-that were asked for count. The sides take turns and the best of each is compared: noise only slows down.
+that were asked for count. The sides, in processes of their own, take turns and the best of each is compared:
+noise only slows down.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -21,9 +23,9 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
+from tinsmith.engine.child import ChildEngine
 from tinsmith.engine.host import describe
-from tinsmith.engine.interface import BaseModel
-from tinsmith.engine.local import Limits, LocalEngine
+from tinsmith.engine.interface import BaseModel, EngineOptions
 from tinsmith.engine.models import Catalogue
 from tinsmith.types import ModelInput, SampleJob, SamplingParams
 
@@ -51,16 +53,19 @@ def job(ask: Ask, *, n: int = 1, seed: int = 0) -> SampleJob:
 
 
 class Ours:
-    """The engine as the service uses it, its prompts never seen before (no prefix cache)."""
+    """The engine as the service uses it, in a process of its own; each time its prompts are new to it."""
 
     def __init__(self, model: BaseModel) -> None:
-        self._engine = LocalEngine({"model": model}, limits=Limits(prefix_tokens=0, sample_rows=128))
+        self._engine = ChildEngine({"model": model}, EngineOptions(device="cpu", dtype="float32"))
+        self._times = itertools.count(20)
 
     async def open(self) -> None:
         await self._engine.open_sampler("s", "model")
         await self.together([Ask([20], 2)])
 
     async def together(self, asks: list[Ask], n: int = 1) -> None:
+        first = next(self._times)  # a token that makes the prompts others than those kept from before
+        asks = [Ask([first, *ask.prompt[1:]], ask.new) for ask in asks]
         await asyncio.gather(
             *(self._engine.sample("s", job(ask, n=n, seed=at)) for at, ask in enumerate(asks))
         )

@@ -102,6 +102,18 @@ def make_key(data_dir: Path, name: str, **details: Any) -> str:
 Serve = Callable[..., AbstractAsyncContextManager[Api]]
 
 
+async def sampler_of(api: Api, session: str | None = None) -> str:
+    """A sampler of the base model; gives its id."""
+    created = await api.post(
+        "create_sampling_session",
+        session_id=session or await api.session(),
+        sampling_session_seq_id=0,
+        base_model="tiny-llama",
+    )
+    sampler_id: str = created["sampling_session_id"]
+    return sampler_id
+
+
 @pytest.fixture
 def serve(tmp_path: Path) -> Serve:
     """Start a service over this test's data directory; starting again is a restart."""

@@ -6,19 +6,9 @@ import asyncio
 from typing import Any
 
 import pytest
-from server_support import TOKENS, Api, Serve, batch
+from server_support import TOKENS, Api, Serve, batch, sampler_of
 
 CLONE = 10**9
-
-
-async def sampler_of(api: Api, session: str | None = None) -> str:
-    created = await api.post(
-        "create_sampling_session",
-        session_id=session or await api.session(),
-        sampling_session_seq_id=0,
-        base_model="tiny-llama",
-    )
-    return created["sampling_session_id"]
 
 
 async def sample(api: Api, sampler: str, seq: int, tokens: int = 3, prompt: list[int] = TOKENS) -> str:

@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 import pytest
-from server_support import TOKENS, Api, Serve, batch
+from server_support import TOKENS, Serve, batch, sampler_of
 
 from tinsmith.types import SamplingParams
 from tinsmith.types.requests import SampleRequest
@@ -25,16 +25,6 @@ IMAGES = [
     {"location": "asset://1", "format": "png", "expected_tokens": 3, "type": "image_asset_pointer"},
     {"dmel": base64.b64encode(bytes([4, 1, 3])).decode(), "type": "dmel"},
 ]
-
-
-async def sampler_of(api: Api, session: str | None = None) -> str:
-    made = await api.post(
-        "create_sampling_session",
-        session_id=session or await api.session(),
-        sampling_session_seq_id=0,
-        base_model="tiny-llama",
-    )
-    return made["sampling_session_id"]
 
 
 def request(sampler: str, seq: int, **fields: Any) -> dict[str, Any]:
@@ -252,5 +242,19 @@ def test_a_cancelled_sample_makes_room_at_once(serve: Serve) -> None:
                 await asyncio.sleep(0)
             assert len((await api.do("asample", **request(sampler, 9)))["sequences"]) == 1
             assert await api.post("cancel_future", request_id=ids[0]) == {}
+
+    asyncio.run(main())
+
+
+def test_a_sampler_outlives_who_first_asked_for_it(serve: Serve) -> None:
+    """Cancelled while the engine opens its sampler, a sample leaves it as good for the next."""
+
+    async def main() -> None:
+        async with serve() as api:
+            for _ in range(20):
+                sampler = await sampler_of(api)
+                first = (await api.post("asample", **request(sampler, 0)))["request_id"]
+                await api.post("cancel_future", request_id=first)
+                assert len((await api.do("asample", **request(sampler, 1)))["sequences"]) == 1
 
     asyncio.run(main())
