@@ -14,7 +14,7 @@ from filelock import FileLock
 
 ROOT = Path(__file__).parents[2]
 # What the SDKs need beyond what is installed for the tests anyway.
-EXTRA = ("distro", "sniffio", "h2", "hpack", "hyperframe", "pyqwest", "opentelemetry-api")
+EXTRA = ("distro", "sniffio", "h2", "hpack", "hyperframe", "pyqwest", "opentelemetry-api", "zstandard")
 
 
 def interpreter(version: str) -> Path:

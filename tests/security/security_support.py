@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import zstandard
 
+from tinsmith import _zstd as zstd
 from tinsmith.engine.host import offer, open_engine
 from tinsmith.engine.models import Catalogue
 from tinsmith.server import create_app
@@ -116,7 +116,7 @@ def sample(sampler: str, seq: int = 0, **fields: Any) -> dict[str, Any]:
 
 def packed(body: bytes) -> bytes:
     """As zstd, in a frame that does not say how large it is."""
-    packer = zstandard.ZstdCompressor(level=1).compressobj()
+    packer = zstd.ZstdCompressor(level=1)
     return packer.compress(body) + packer.flush()
 
 

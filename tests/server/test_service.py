@@ -148,7 +148,9 @@ def test_what_is_under_way_when_its_session_ends_is_answered(serve: Serve) -> No
         async with serve() as api:
             session = await api.session()
             run = await api.run(session)
-            submitted = await api.post("forward_backward", **batch(run, 1))
+            body = batch(run, 1, tokens=TOKENS * 100)
+            body["forward_backward_input"]["data"] *= 50  # so much that it is under way for a while
+            submitted = await api.post("forward_backward", **body)
             live = api.service.runs.live("local", run)
             while live.current is None:
                 await asyncio.sleep(0)
