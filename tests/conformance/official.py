@@ -24,17 +24,19 @@ def interpreter(version: str) -> Path:
 
 def make_environment(name: str, packages: Sequence[str], libraries: Sequence[str] = ()) -> Path:
     """A Python with these packages alone, and these libraries with all they need; made once and kept."""
+    wanted = "\n".join([*packages, *libraries])
     folder = ROOT / ".cache" / "official" / name
     python = folder / "bin" / "python"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
-        if not (folder / "ready").exists():
+        ready = folder / "ready"
+        if not ready.exists() or ready.read_text() != wanted:
             venv.create(folder, with_pip=False, clear=True)
             _see_our_libraries(folder)
             _install(python, "--no-deps", *packages)
             if libraries:
                 _install(python, *libraries)
-            (folder / "ready").touch()
+            ready.write_text(wanted)
     return python
 
 
