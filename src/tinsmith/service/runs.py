@@ -184,9 +184,9 @@ class Runs:
             operation = Operation(request_id, owner, run_id, seq, kind, payload)
             try:
                 await self._accept(run, operation)
-            except (UserError, TooMuchWaiting, OutOfSpace):
+            except (UserError, TooMuchWaiting, OutOfSpace) as refusal:
                 if not await self._futures.known(request_id, owner):
-                    if seq_id is None:  # nobody will send this number again
+                    if seq_id is None or isinstance(refusal, UserError):  # nobody will send this number again
                         run.queue.consume(seq)
                     raise
         return request_id
@@ -195,14 +195,10 @@ class Runs:
         if run.queue.is_closed(operation.seq_id):
             raise UserError(f"{operation.seq_id} is closed: its turn has passed", field="seq_id")
         run.last_request_at = time.time()
-        try:
-            with self._quotas.admitted(operation):
-                ticket = await self._journal.accept(operation)
-                if ticket is not None:
-                    self._enqueue(run, operation, ticket)
-        except UserError:
-            run.queue.consume(operation.seq_id)  # its client counts on
-            raise
+        with self._quotas.admitted(operation):
+            ticket = await self._journal.accept(operation)
+            if ticket is not None:
+                self._enqueue(run, operation, ticket)
 
     def _enqueue(self, run: Run, operation: Operation, ticket: Ticket) -> None:
         if run.queue.is_closed(operation.seq_id):  # its turn passed while the journal was being written
