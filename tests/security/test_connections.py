@@ -85,19 +85,29 @@ def test_a_stranger_cannot_hold_a_connection_with_a_body(besieged: tuple[Live, s
         _served(besieged)
 
 
-def test_requests_at_work_are_not_thrown_out(tmp_path: Path) -> None:
-    """A waiting poll is no idle connection, however many knock."""
+@pytest.mark.parametrize("polls", [1, MOST])
+def test_requests_at_work_are_not_thrown_out(tmp_path: Path, polls: int) -> None:
+    """A waiting poll is not idle, however many knock; and one request too many does not take its place."""
     (key,) = make_keys(tmp_path / "data", "alice")
     with live(tmp_path / "data", connections=MOST, poll_hold=3.0) as service, ExitStack() as held:
         alice = service.tenant(key)
         sampler = alice.sampler(alice.session())
+        alice.http.close()
         poll = b'{"target":{"sampling_session_id":"%s"},"timeout":2}' % sampler.encode()
         head = f"POST /api/v1/retrieve_futures HTTP/1.1\r\nHost: 127.0.0.1\r\nX-API-Key: {key}\r\n"
-        waiting = held.enter_context(socket.create_connection(service.address, timeout=60))
-        waiting.sendall(f"{head}Connection: close\r\nContent-Length: {len(poll)}\r\n\r\n".encode() + poll)
+        request = f"{head}Connection: close\r\nContent-Length: {len(poll)}\r\n\r\n".encode() + poll
+        waiting = [
+            held.enter_context(socket.create_connection(service.address, timeout=60)) for _ in range(polls)
+        ]
+        for connection in waiting:
+            connection.sendall(request)
         for _ in range(4 * MOST):
             held.enter_context(socket.create_connection(service.address, timeout=60))
-        assert read_all(waiting).startswith(b"HTTP/1.1 200")
+        if polls == MOST:
+            refused = service.raw(request)
+            assert refused.startswith(b"HTTP/1.1 503") and b"retry-after: 5" in refused.lower()
+        for connection in waiting:
+            assert read_all(connection).startswith(b"HTTP/1.1 200")
 
 
 def test_a_body_that_trickles_is_not_waited_for(

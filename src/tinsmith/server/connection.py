@@ -5,20 +5,28 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_BYTES = 64 * 2**10  # of a request line and its headers
 HEAD_SECONDS = 20.0  # from the first byte, or from connecting, to the end of the headers
-_REFUSAL = b"HTTP/1.1 %s\r\nContent-Length: 0\r\nConnection: close\r\n%s\r\n"
-_FULL = _REFUSAL % (b"503 Service Unavailable", b"Retry-After: 5\r\n")
-_LARGE_HEAD = _REFUSAL % (b"431 Request Header Fields Too Large", b"")
-_SLOW_HEAD = _REFUSAL % (b"408 Request Timeout", b"")
+_HEARING = 0.05  # seconds until what was sent with connecting has been read
+_REFUSAL = b"HTTP/1.1 %s\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+_LARGE_HEAD = _REFUSAL % b"431 Request Header Fields Too Large"
+_SLOW_HEAD = _REFUSAL % b"408 Request Timeout"
+
+
+async def _full(scope: Scope, receive: Receive, send: Send) -> None:
+    """The application where no more requests can be answered at a time."""
+    headers = {"Retry-After": "5", "Connection": "close"}
+    await Response(status_code=503, headers=headers)(scope, receive, send)
 
 
 class Connection(HttpToolsProtocol):
     """uvicorn's, which bounds neither how long a head is nor how long it takes."""
 
-    most: int  # at a time
+    most: int  # at a time; while they come in faster, more are held, but only for a moment
     head_seconds: float
     # Those without a request being answered, the longest without first: when there are too many connections,
     # they make room.
@@ -31,19 +39,17 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.most and not self._make_room():
-            self._refuse(_FULL)
-        else:
-            self.idle[self] = None
-            self._await_head()
+        self.idle[self] = None
+        self._await_head()
+        if len(self.connections) > self.most:
+            self.loop.call_later(_HEARING, self._make_room)
 
-    def _make_room(self) -> bool:
+    def _make_room(self) -> None:
         """Whoever only holds connections, or lets a head trickle in, loses those that did so longest."""
-        longest = next(iter(self.idle), None)
-        if longest is not None:
+        if len(self.connections) > self.most and self.idle:
+            longest = next(iter(self.idle))
             del self.idle[longest]
             longest.transport.abort()
-        return longest is not None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_is_there()
@@ -66,6 +72,8 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_is_there()
         self.idle.pop(self, None)
+        if len(self.connections) - len(self.idle) > self.most:
+            self.app = _full
         super().on_headers_complete()
 
     def on_response_complete(self) -> None:

@@ -82,7 +82,7 @@ def listen(
 def _allow_files(connections: int) -> int:
     """Let this process hold so many connections; gives how many it may, where the system allows fewer."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + _FILES_BESIDE
+    wanted = connections + _BACKLOG + _FILES_BESIDE  # all that wait may be accepted before any makes room
     if hard != resource.RLIM_INFINITY:
         wanted = min(wanted, hard)
     if soft < wanted:
