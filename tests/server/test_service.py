@@ -164,11 +164,11 @@ def test_what_is_under_way_when_its_session_ends_is_answered(serve: Serve) -> No
 def test_an_expired_result_is_410(serve: Serve) -> None:
     async def main() -> None:
         async with serve(result_ttl=0.01, housekeeping_interval=0.02) as api:
-            run = await api.run(await api.session())
-            request = {"request_id": f"{run}:0"}
-            while (status := (await api.http.post("retrieve_future", json=request)).status_code) == 200:
+            made = {"session_id": await api.session(), "model_seq_id": 0, "base_model": "tiny-llama"}
+            request = {"request_id": (await api.post("create_model", **made))["request_id"]}
+            while (answer := await api.http.post("retrieve_future", json=request)).status_code in (200, 408):
                 await asyncio.sleep(0.02)
-            assert status == 410
+            assert answer.status_code == 410
 
     asyncio.run(main())
 

@@ -65,7 +65,9 @@ class Settings(BaseSettings):
     result_ttl: float = Field(6 * 3600.0, gt=0, description="seconds a finished result is kept")
     housekeeping_interval: float = Field(10.0, gt=0, description="seconds between looks for what has expired")
     max_body_bytes: int = Field(256 * 2**20, gt=0, description="largest request body, uncompressed")
-    max_connections: int = Field(8192, gt=0, description="connections at a time; when more come, idle ones go, or the request is refused")
+    max_connections: int = Field(
+        8192, gt=0, description="connections at a time; when more come, idle ones go, or requests get 503"
+    )
     max_pending_samples: int = Field(4096, gt=0, description="samples in flight, of all owners, before 429")
     quota: Quota = Field(default_factory=Quota, description="what one owner may have")
     max_rank: int = Field(256, gt=0, description="largest LoRA rank")
