@@ -184,6 +184,31 @@ def test_the_address_can_be_read_without_the_batch(call: ForwardBackwardCall) ->
     assert json.peek_address(json.dumps(json.forward_backward_to_json(call))) == address
 
 
+def test_protobuf_says_the_same_in_every_process() -> None:
+    """Its maps have an order of each process's own; a journal is read by another one than wrote it."""
+    keys = [f"name {at:02}" for at in range(30)]
+    tensor = TensorData([1.0], "float32", [1])
+    numbers = dict.fromkeys(keys, 1.0)
+    datum = Datum(ModelInput.from_ints([1]), dict.fromkeys(keys, tensor))
+    call = ForwardBackwardCall("run", 1, ForwardBackwardInput([datum], "custom", numbers))
+    output = ForwardBackwardOutput("ArrayRecord", [dict.fromkeys(keys, tensor)], numbers)
+    said = protobuf.encode_forward_backward(call), protobuf.encode_forward_backward_output(output)
+    for body in said:
+        places = [body.index(key.encode()) for key in keys]
+        assert places == sorted(places)
+    batch, result = (
+        protobuf.decode_forward_backward(said[0]).batch,
+        protobuf.decode_forward_backward_output(said[1]),
+    )
+    for mapping in (
+        batch.data[0].loss_fn_inputs,
+        batch.loss_fn_config,
+        result.loss_fn_outputs[0],
+        result.metrics,
+    ):
+        assert list(mapping) == keys
+
+
 @given(tensors())
 def test_tensors_survive_both(tensor: TensorData) -> None:
     for back in (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any, TypeVar
@@ -94,7 +94,7 @@ def encode_forward_backward(call: ForwardBackwardCall) -> bytes:
         else:
             message.loss_fn_config[key] = value
             message.loss_fn_config_v2[key].number = value
-    pieces: Pieces = [message.SerializeToString()]
+    pieces: Pieces = [message.SerializeToString(deterministic=True)]
     for at, datum in enumerate(call.batch.data):
         pieces += in_field(pb.ForwardBackwardRequest, "data", _datum_pieces(datum, f"data[{at}]"))
     return b"".join(pieces)
@@ -109,8 +109,8 @@ def decode_forward_backward(body: bytes) -> ForwardBackwardCall:
     if message.seq_id < 0:
         raise UserError(f"{message.seq_id} is not a whole number >= 0", field="seq_id")
     check_datums(len(message.data), "data")
-    config: dict[str, float | str] = dict(message.loss_fn_config)
-    for key, value in message.loss_fn_config_v2.items():
+    config: dict[str, float | str] = _in_order(message.loss_fn_config)
+    for key, value in _in_order(message.loss_fn_config_v2).items():
         which = value.WhichOneof("value")
         if which is None:
             raise UserError("neither a number nor text", field=f"loss_fn_config[{key!r}]")
@@ -166,7 +166,7 @@ def _datum_from_pb(message: pb.Datum, field: str) -> Datum:
     ]
     inputs = {
         key: tensor_from_pb(value, f"{field}.loss_fn_inputs[{key!r}]")
-        for key, value in message.loss_fn_inputs.items()
+        for key, value in _in_order(message.loss_fn_inputs).items()
     }
     either = bool(spans or loss_spans)
     return Datum(ModelInput(chunks), inputs, spans if either else None, loss_spans if either else None)
@@ -289,7 +289,7 @@ def encode_forward_backward_output(output: ForwardBackwardOutput) -> bytes:
     ]
     return pb.ForwardBackwardOutput(
         loss_fn_output_type=output.loss_fn_output_type, loss_fn_outputs=records, metrics=output.metrics
-    ).SerializeToString()
+    ).SerializeToString(deterministic=True)
 
 
 def _layout(datum: LossFnOutput) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
@@ -320,13 +320,14 @@ def decode_forward_backward_output(body: bytes) -> ForwardBackwardOutput:
     for at, record in enumerate(message.loss_fn_outputs):
         outputs.extend(_record_from_pb(record, f"loss_fn_outputs[{at}]"))
     return ForwardBackwardOutput(
-        message.loss_fn_output_type.rpartition(":")[2], outputs, dict(message.metrics)
+        message.loss_fn_output_type.rpartition(":")[2], outputs, _in_order(message.metrics)
     )
 
 
 def _record_from_pb(record: pb.ArrayRecord, field: str) -> list[LossFnOutput]:
     columns = {
-        key: _batched_from_pb(batched, f"{field}.fields[{key!r}]") for key, batched in record.fields.items()
+        key: _batched_from_pb(batched, f"{field}.fields[{key!r}]")
+        for key, batched in _in_order(record.fields).items()
     }
     count = record.num_datums or (len(next(iter(columns.values()))) if columns else 0)
     if count < 0 or (not columns and count > _MAX_EMPTY_DATUMS):
@@ -469,6 +470,12 @@ def _topk_from_pb(message: pb.TopkLogprobs, field: str) -> TopkLogprobs | None:
 
 
 _M = TypeVar("_M", bound=Message)
+_V = TypeVar("_V")
+
+
+def _in_order(mapping: Mapping[str, _V]) -> dict[str, _V]:
+    """A protobuf map, which otherwise comes in an order of this process's own."""
+    return dict(sorted(mapping.items()))
 
 
 def _parse(message: _M, body: bytes) -> _M:
