@@ -137,10 +137,13 @@ async def exactness(folder: Path, device: str) -> None:
                 "unclipped_grad_l2:mean"
             ]
         await side.engine.open_sampler("after", "model", run_id="run0")
-        params = SamplingParams(max_tokens=1, stop=[])
+        params = SamplingParams(max_tokens=64, stop=[])
         job = SampleJob(ModelInput.from_ints(rows[0].tolist()), params, 1, seed=1, prompt_logprobs=True)
-        sampled = np.array((await side.engine.sample("after", job)).prompt_logprobs[1:])
-        output = await side.engine.forward_backward("run0", _batch(rows[:1], 0), False)
+        answer = await side.engine.sample("after", job)
+        new = answer.sequences[0]
+        sampled = np.concatenate([answer.prompt_logprobs[1:], new.logprobs])
+        whole = np.concatenate([rows[0], new.tokens])
+        output = await side.engine.forward_backward("run0", _batch([whole], 0), False)
         trained = output.loss_fn_outputs[0]["logprobs"].to_numpy()
         await side.engine.close()
         found[where, dtype] = steps, norm, float(np.abs(sampled - trained).max())

@@ -19,14 +19,15 @@ from tinsmith.types import SampleJob, SampleResponse
 
 from .base import LoadedBase
 from .draw import Turn, take
+from .fast.captured_pass import CAPTURED_STEP, CapturedPass
 from .fast.kv_memory import KvMemory, Stretch
 from .fast.model import Decoder
 from .fast.products import Products
 from .fast.sampler_adapters import ReadyAdapter
-from .fast.sampler_pass import SamplerPass, Span, groups_of
+from .fast.sampler_pass import SamplerPass, Span
 from .feed import Listener
 from .interface import Tenant
-from .places import Place, Places
+from .places import PIECE, Place, Places
 from .prefixes import Prefixes
 from .prompt_report import PromptReport
 from .sampler import Sampler, length_limit
@@ -44,6 +45,7 @@ class BatchLimits:
     prompt_tokens_beside: int  # read in one step that decodes as well, which waits for them
     prefix_tokens: int  # of prompts kept for requests that begin alike
     packed_bytes: int  # of weights laid out a second time, for products of few rows
+    captured: bool  # decode by programs that a GPU can record
 
 
 @dataclass(eq=False)
@@ -98,8 +100,9 @@ class Batch:
 
     def __init__(self, base: LoadedBase, decoder: Decoder, shares: Shares, limits: BatchLimits) -> None:
         self._base, self._decoder, self._shares, self._limits = base, decoder, shares, limits
-        self._places, self._memory = Places(), KvMemory(decoder)
-        self._pass = SamplerPass(decoder, Products(decoder, limits.packed_bytes), self._memory, self._places)
+        step, make = (CAPTURED_STEP, CapturedPass) if limits.captured else (PIECE, SamplerPass)
+        self._places, self._memory = Places(step), KvMemory(decoder)
+        self._pass = make(decoder, Products(decoder, limits.packed_bytes), self._memory, self._places)
         self._prefixes: Prefixes[Stretch] = Prefixes(limits.prefix_tokens)
         self._adapters: WeakKeyDictionary[Sampler, ReadyAdapter] = WeakKeyDictionary()
         self._requests: list[_Request] = []
@@ -223,7 +226,7 @@ class Batch:
         if not ending:
             return
         rows = hidden[torch.tensor(last_rows, device=hidden.device)]
-        logits = self._pass.logits(rows, groups_of((part.request.adapter, 1) for part in ending))
+        logits = self._pass.logits(rows, ((part.request.adapter, 1) for part in ending))
         running = [(part.request, part.running) for part in ending if part.running is not None]
         if len(running) < len(ending):
             decoding = torch.tensor([part.running is not None for part in ending], device=logits.device)
@@ -240,7 +243,7 @@ class Batch:
         request.report.read(span.start, hidden, partial(self._logits_of, request.adapter))
 
     def _logits_of(self, adapter: ReadyAdapter | None, hidden: Tensor) -> Tensor:
-        return self._pass.logits(hidden, groups_of([(adapter, len(hidden))]))
+        return self._pass.logits(hidden, [(adapter, len(hidden))])
 
     def _prompt_is_read(self, request: _Request, logits: Tensor) -> None:
         assert request.place is not None

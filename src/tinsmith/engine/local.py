@@ -53,6 +53,7 @@ class Limits:
     cache_tokens: int = 65536  # held by all key-value caches; requests beyond wait in line
     prefix_tokens: int = 16384  # of prompts kept for later requests that begin alike
     packed_bytes: int = 4 * 2**30  # of weights of a model laid out a second time, which quickens decoding
+    captured: bool = False  # decode by programs that a GPU can record, rather than kernel by kernel
     threads: int | None = None  # of torch; None leaves torch's own choice
 
     @classmethod
@@ -70,6 +71,7 @@ class Limits:
             sample_rows=256,
             cache_tokens=262_144,
             prefix_tokens=65_536,
+            captured=True,
         )
 
 
@@ -332,6 +334,7 @@ class LocalEngine:
                 prompt_tokens_beside=min(limits.prefill_tokens, limits.prefill_tokens_beside),
                 prefix_tokens=limits.prefix_tokens,
                 packed_bytes=limits.packed_bytes,
+                captured=limits.captured,
             )
             self._batches[base] = Batch(base, base.decoder, self._thread.shares("sample"), of_batch)
         return (yield from self._batches[base].sample(sampler, job, rows, listener))

@@ -31,18 +31,18 @@ class Move:
     to_row: int
 
 
-def capacity_for(length: int) -> int:
-    """At least ``length``, in pieces; in wider steps for long sequences, so that shelves stay few."""
-    step = PIECE
+def capacity_for(length: int, step: int = PIECE) -> int:
+    """At least ``length``, in steps; in wider ones for long sequences, so that shelves stay few."""
     while length > 8 * step:
         step *= 2
     return -(-length // step) * step
 
 
 class Places:
-    """Who lies where."""
+    """Who lies where. The capacities of shelves go in steps of so many positions."""
 
-    def __init__(self) -> None:
+    def __init__(self, step: int = PIECE) -> None:
+        self._step = step
         self._shelves: dict[int, list[Place]] = {}
 
     def count(self, capacity: int) -> int:
@@ -55,7 +55,7 @@ class Places:
 
     def take(self, length: int) -> Place:
         """A place for a sequence of so many positions."""
-        capacity = capacity_for(length)
+        capacity = capacity_for(length, self._step)
         shelf = self._shelves.setdefault(capacity, [])
         shelf.append(Place(capacity, len(shelf)))
         return shelf[-1]

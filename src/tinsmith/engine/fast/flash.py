@@ -32,8 +32,7 @@ class FlashAttention:
     def __init__(self, segments: Sequence[Segment], device: torch.device) -> None:
         lengths = [s.stop - s.start for s in segments]
         seen = [s.prefix.stop - s.prefix.start + n for s, n in zip(segments, lengths, strict=True)]
-        self._queries, self._most_queries = _ends(lengths, device), max(lengths)
-        self._keys, self._most_keys = _ends(seen, device), max(seen)
+        self._queries, self._keys = Ends(lengths, device), Ends(seen, device)
         self._places: Tensor | None = None  # which slot each key is; None where keys lie as the slots do
         if seen != lengths:
             stretches = [stretch for s in segments for stretch in (s.prefix, slice(s.start, s.stop))]
@@ -64,11 +63,7 @@ class FlashAttention:
         return queries, k, v
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
-        out: Tensor = _kernel()(
-            q, k, v, self._queries, self._keys, self._most_queries, self._most_keys,
-            scale=1.0, window_size=(-1 if window is None else window - 1, 0),
-        )  # fmt: skip
-        return out
+        return attend(q, k, v, self._queries, self._keys, window)
 
     def _summed(self, grad: Tensor, slots: int) -> Tensor:
         """The transpose of laying keys out, in an order that is always the same."""
@@ -87,5 +82,23 @@ def _kernel() -> Callable[..., Any]:
     return partial(varlen_attn, enable_gqa=True) if grouped else varlen_attn
 
 
-def _ends(lengths: Sequence[int], device: torch.device) -> Tensor:
-    return torch.tensor([0, *lengths]).cumsum(0).to(device, torch.int32)
+class Ends:
+    """Where segments end that lie one after the other."""
+
+    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
+        self.longest = max(lengths)
+        self.ends = torch.tensor([0, *lengths]).cumsum(0).to(device, torch.int32)
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, queries: Ends, keys: Ends, window: int | None, scale: float = 1.0
+) -> Tensor:
+    """What queries [n, heads, head_dim] read of keys and values [m, kv_heads, head_dim], segment by segment.
+
+    The last query of a segment sees all of its keys, the one before it all but one, and so on.
+    """
+    out: Tensor = _kernel()(
+        q, k, v, queries.ends, keys.ends, queries.longest, keys.longest,
+        scale=scale, window_size=(-1 if window is None else window - 1, 0),
+    )  # fmt: skip
+    return out

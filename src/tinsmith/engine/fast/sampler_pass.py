@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,9 +23,11 @@ from tinsmith.engine.places import PIECE, Place, Places
 
 from .block import rms_norm
 from .kv_memory import KvMemory, Shelf
-from .model import Block, Decoder
+from .model import Block, Decoder, Linear
 from .products import Products
-from .sampler_adapters import Group, ReadyAdapter, project
+from .sampler_adapters import Grouped, ReadyAdapter, StepAdapters
+
+Rotation = tuple[Tensor, Tensor]  # cos and sin [n, 1, head_dim / 2], of the weights' type
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class _OnShelf:
+class OnShelf:
     """The rows of a step that lie on one shelf."""
 
     shelf: Shelf
@@ -63,6 +66,14 @@ class _Piece:
     rows: slice
 
 
+class Prompts(Protocol):
+    """The stretches of prompts in a step."""
+
+    def read(self, layer: int, window: int | None, q: Tensor, mixed: Tensor) -> None:
+        """What their queries read of the memory, into their rows of ``mixed`` [n, heads, head_dim]."""
+        ...
+
+
 class SamplerPass:
     """Steps over the sequences of one decoder."""
 
@@ -84,32 +95,49 @@ class SamplerPass:
         x = F.embedding(torch.tensor(tokens + spare, device=device), decoder.embedding)
         cos, sin = decoder.rotations(torch.tensor(positions + spare, device=device))
         rotation = cos[:, None].to(x.dtype), sin[:, None].to(x.dtype)
-        shelves, pieces = self._shelves(spans), self._pieces(spans)
-        groups = groups_of((span.adapter, len(span.tokens)) for span in spans)
-        for layer, block in enumerate(decoder.blocks):
-            x = self._block(layer, block, x, rotation, shelves, pieces, groups)
-        return rms_norm(x, decoder.final_norm, decoder.eps)[: len(tokens)]
+        adapters = Grouped(self._products, ((span.adapter, len(span.tokens)) for span in spans))
+        return self._blocks(x, rotation, self._shelves(spans), self._prompts(spans), adapters)[: len(tokens)]
 
     @torch.no_grad()
-    def logits(self, hidden: Tensor, groups: Sequence[Group]) -> Tensor:
-        """float32 logits [n, vocabulary] of final hidden states [n, hidden]."""
+    def logits(self, hidden: Tensor, owned: Iterable[tuple[ReadyAdapter | None, int]]) -> Tensor:
+        """float32 logits [n, vocabulary] of final hidden states [n, hidden], and whose they are."""
         rows = len(hidden)
         if rows < self._products.least_rows:
             hidden = F.pad(hidden, (0, 0, 0, self._products.least_rows - rows))
-        return project(self._products, self._decoder.head, hidden, groups)[:rows].float()
+        return self._project(self._decoder.head, hidden, Grouped(self._products, owned))[:rows].float()
+
+    def _project(self, layer: Linear, x: Tensor, adapters: StepAdapters) -> Tensor:
+        """y [n, out]: the base product once over all rows, and what the adapters change."""
+        y = self._products.layer(layer, x)
+        adapters.add(layer, x, y)
+        return y
+
+    def _blocks(
+        self,
+        x: Tensor,
+        rotation: Rotation,
+        shelves: Sequence[OnShelf],
+        prompts: Prompts,
+        adapters: StepAdapters,
+    ) -> Tensor:
+        """All layers and the final norm."""
+        decoder = self._decoder
+        for layer, block in enumerate(decoder.blocks):
+            x = self._block(layer, block, x, rotation, shelves, prompts, adapters)
+        return rms_norm(x, decoder.final_norm, decoder.eps)
 
     def _block(
         self,
         layer: int,
         block: Block,
         x: Tensor,
-        rotation: tuple[Tensor, Tensor],
-        shelves: Sequence[_OnShelf],
-        pieces: Sequence[_Piece],
-        groups: Sequence[Group],
+        rotation: Rotation,
+        shelves: Sequence[OnShelf],
+        prompts: Prompts,
+        adapters: StepAdapters,
     ) -> Tensor:
-        decoder, products = self._decoder, self._products
-        qkv = project(products, block.qkv, rms_norm(x, block.attention_norm, decoder.eps), groups)
+        decoder = self._decoder
+        qkv = self._project(block.qkv, rms_norm(x, block.attention_norm, decoder.eps), adapters)
         q, k, v = self._heads(block, qkv, rotation)
         mixed = q.new_zeros(q.shape)
         for on in shelves:
@@ -117,17 +145,13 @@ class SamplerPass:
             on.shelf.v[layer].view(-1, decoder.head_dim).index_copy_(0, on.slots, v[on.written].flatten(0, 1))
             if len(on.decoding):
                 self._decode(layer, block.window, q, on, mixed)
-        for piece in pieces:
-            self._read(layer, block.window, q, piece, mixed)
-        x = project(products, block.out, mixed.flatten(1), groups).add_(x)
-        gate, up = project(products, block.gate_up, rms_norm(x, block.mlp_norm, decoder.eps), groups).chunk(
-            2, 1
-        )
-        return project(products, block.down, F.silu(gate).mul_(up), groups).add_(x)
+        prompts.read(layer, block.window, q, mixed)
+        x = self._project(block.out, mixed.flatten(1), adapters).add_(x)
+        gate_up = self._project(block.gate_up, rms_norm(x, block.mlp_norm, decoder.eps), adapters)
+        gate, up = gate_up.chunk(2, 1)
+        return self._project(block.down, F.silu(gate).mul_(up), adapters).add_(x)
 
-    def _heads(
-        self, block: Block, qkv: Tensor, rotation: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _heads(self, block: Block, qkv: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """q [n, heads, head_dim], k and v [n, kv_heads, head_dim], normed and rotated."""
         decoder = self._decoder
         heads = qkv.view(len(qkv), -1, decoder.head_dim)
@@ -140,7 +164,7 @@ class SamplerPass:
         k = rms_norm(heads[:, keys], block.k_norm, decoder.eps)
         return _rotate(q, *rotation), _rotate(k, *rotation), v
 
-    def _decode(self, layer: int, window: int | None, q: Tensor, on: _OnShelf, mixed: Tensor) -> None:
+    def _decode(self, layer: int, window: int | None, q: Tensor, on: OnShelf, mixed: Tensor) -> None:
         """softmax(scale q kᵀ + mask) v for every row of a shelf."""
         decoder = self._decoder
         group = decoder.heads // decoder.kv_heads
@@ -150,21 +174,7 @@ class SamplerPass:
         out = torch.bmm(torch.softmax(scores, -1), v).view(on.count, decoder.heads, decoder.head_dim)
         mixed.index_copy_(0, on.outputs, out.index_select(0, on.decoding))
 
-    def _read(self, layer: int, window: int | None, q: Tensor, piece: _Piece, mixed: Tensor) -> None:
-        """The same for a piece of a prompt; queries that are not there are zeros."""
-        decoder = self._decoder
-        kv, group = decoder.kv_heads, decoder.heads // decoder.kv_heads
-        queries = q.new_zeros(PIECE, kv, group, decoder.head_dim)
-        queries[piece.inside] = q[piece.rows].view(-1, kv, group, decoder.head_dim)
-        seen = piece.first + PIECE
-        k, v = (t[layer, piece.row, :, :seen] for t in (piece.shelf.k, piece.shelf.v))
-        scores = torch.bmm(queries.transpose(0, 1).flatten(1, 2), k.transpose(1, 2)).mul_(decoder.scale)
-        mask = _piece_mask(piece.first, window, q.dtype, q.device)
-        scores.view(kv, PIECE, group, seen).add_(mask[:, None])
-        out = torch.bmm(torch.softmax(scores, -1), v).view(kv, PIECE, group, decoder.head_dim)
-        mixed[piece.rows] = out.transpose(0, 1)[piece.inside].flatten(1, 2)
-
-    def _shelves(self, spans: Sequence[Span]) -> list[_OnShelf]:
+    def _shelves(self, spans: Sequence[Span]) -> list[OnShelf]:
         """The step's rows by the shelf they lie on."""
         found: dict[int, list[tuple[Span, int]]] = {}
         first = 0
@@ -173,7 +183,7 @@ class SamplerPass:
             first += len(span.tokens)
         return [self._on_shelf(capacity, here) for capacity, here in sorted(found.items())]
 
-    def _on_shelf(self, capacity: int, here: Sequence[tuple[Span, int]]) -> _OnShelf:
+    def _on_shelf(self, capacity: int, here: Sequence[tuple[Span, int]]) -> OnShelf:
         device, kv = self._decoder.embedding.device, self._decoder.kv_heads
         count = self._places.count(capacity)
         written, lengths, queries = [], [1] * count, [0] * count
@@ -189,9 +199,9 @@ class SamplerPass:
                 decoding.append(row)
                 outputs.append(first)
         length = torch.tensor(lengths, device=device)
-        masks = {w: self._shelf_mask(length, capacity, w) for w in self._windows} if decoding else {}
+        masks = self._shelf_masks(length, capacity) if decoding else {}
         index = partial(torch.tensor, device=device, dtype=torch.int64)
-        return _OnShelf(
+        return OnShelf(
             shelf=self._memory.shelf(capacity, count),
             count=count,
             written=index(written),
@@ -202,6 +212,9 @@ class SamplerPass:
             masks=masks,
         )
 
+    def _shelf_masks(self, length: Tensor, capacity: int) -> dict[int | None, Tensor]:
+        return {window: self._shelf_mask(length, capacity, window) for window in self._windows}
+
     def _shelf_mask(self, length: Tensor, capacity: int, window: int | None) -> Tensor:
         key = torch.arange(capacity, device=length.device)
         seen = key < length[:, None]
@@ -210,8 +223,18 @@ class SamplerPass:
         mask = torch.where(seen, 0.0, -torch.inf).to(self._decoder.embedding.dtype)
         return mask.repeat_interleave(self._decoder.kv_heads, 0)[:, None]
 
-    def _pieces(self, spans: Sequence[Span]) -> list[_Piece]:
-        pieces, row = [], 0
+    def _prompts(self, spans: Sequence[Span]) -> Prompts:
+        """The stretches of prompts among the spans."""
+        return _Pieces(self._decoder, self._memory, spans)
+
+
+class _Pieces:
+    """Prompts read piece by piece, each in the same shape whatever step it falls into."""
+
+    def __init__(self, decoder: Decoder, memory: KvMemory, spans: Sequence[Span]) -> None:
+        self._decoder = decoder
+        self._pieces: list[_Piece] = []
+        row = 0
         for span in spans:
             end = span.start + len(span.tokens)
             start = end if span.decoding else span.start
@@ -219,26 +242,29 @@ class SamplerPass:
                 first = start // PIECE * PIECE
                 stop = min(end, first + PIECE)
                 at = row + start - span.start
-                shelf = self._memory.shelf(span.place.capacity, span.place.row + 1)
+                shelf = memory.shelf(span.place.capacity, span.place.row + 1)
                 inside, rows = slice(start - first, stop - first), slice(at, at + stop - start)
-                pieces.append(_Piece(shelf, span.place.row, first, inside, rows))
+                self._pieces.append(_Piece(shelf, span.place.row, first, inside, rows))
                 start = stop
             row += len(span.tokens)
-        return pieces
 
+    def read(self, layer: int, window: int | None, q: Tensor, mixed: Tensor) -> None:
+        """softmax(scale q kᵀ + mask) v for every piece; queries that are not there are zeros."""
+        for piece in self._pieces:
+            self._read(layer, window, q, piece, mixed)
 
-def groups_of(owned: Iterable[tuple[ReadyAdapter | None, int]]) -> list[Group]:
-    """The rows of every adapter, given who owns the first so many rows, who the next."""
-    groups: list[Group] = []
-    end = 0
-    for adapter, count in owned:
-        start, end = end, end + count
-        if adapter is None:
-            continue
-        if groups and groups[-1][0] is adapter and groups[-1][1].stop == start:
-            start = groups.pop()[1].start
-        groups.append((adapter, slice(start, end)))
-    return groups
+    def _read(self, layer: int, window: int | None, q: Tensor, piece: _Piece, mixed: Tensor) -> None:
+        decoder = self._decoder
+        kv, group = decoder.kv_heads, decoder.heads // decoder.kv_heads
+        queries = q.new_zeros(PIECE, kv, group, decoder.head_dim)
+        queries[piece.inside] = q[piece.rows].view(-1, kv, group, decoder.head_dim)
+        seen = piece.first + PIECE
+        k, v = (t[layer, piece.row, :, :seen] for t in (piece.shelf.k, piece.shelf.v))
+        scores = torch.bmm(queries.transpose(0, 1).flatten(1, 2), k.transpose(1, 2)).mul_(decoder.scale)
+        mask = _piece_mask(piece.first, window, q.dtype, q.device)
+        scores.view(kv, PIECE, group, seen).add_(mask[:, None])
+        out = torch.bmm(torch.softmax(scores, -1), v).view(kv, PIECE, group, decoder.head_dim)
+        mixed[piece.rows] = out.transpose(0, 1)[piece.inside].flatten(1, 2)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

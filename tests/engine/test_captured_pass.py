@@ -1,0 +1,87 @@
+"""Decoding by programs, as on a GPU: recorded there and launched plainly here, the same tokens come out."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from engine_support import job, tokens, trained_run, until, with_engine
+
+from tinsmith.engine.local import LocalEngine
+from tinsmith.types import LoraConfig, SampleResponse
+
+
+async def _samples(engine: LocalEngine, model: str) -> list[SampleResponse]:
+    """Adapters of several ranks and none, prompts on several shelves, some that join while others decode."""
+    for name, lora in {
+        "a": {"rank": 4},
+        "b": {"rank": 1, "train_mlp": False},
+        "c": {"rank": 16, "train_attn": False, "train_unembed": True},
+    }.items():
+        await trained_run(engine, name, model, **lora)
+        await engine.open_sampler(name, model, run_id=name)
+    await engine.open_sampler("base", model)
+    first = [
+        ("base", job(tokens(5, 1), n=3, seed=1, max_tokens=40, stop=[])),
+        ("a", job(tokens(60, 2), n=2, seed=2, max_tokens=60, stop=[])),  # moves to another shelf
+    ]
+    later = [
+        ("b", job(tokens(70, 3), n=20, seed=3, max_tokens=30, stop=[], topk_sample_logprobs=2)),
+        ("c", job(tokens(130, 4), seed=4, max_tokens=20, stop=[], temperature=0.0, prompt_logprobs=True)),
+        ("a", job(tokens(3, 5), seed=5, max_tokens=25)),
+    ]
+    begun = [asyncio.create_task(engine.sample(*each)) for each in first]
+    await until(lambda: sum(batch.sequences() for batch in engine._batches.values()) >= 5)
+    begun += [asyncio.create_task(engine.sample(*each)) for each in later]
+    return await asyncio.gather(*begun)
+
+
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3"])
+def test_programs_give_the_same_samples(models, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinsmith.engine.batch.CAPTURED_STEP", 64)  # these models' contexts are short
+    plain, captured = (
+        with_engine(models, lambda engine: _samples(engine, model), captured=captured)
+        for captured in (False, True)
+    )
+    for one, other in zip(plain, captured, strict=True):
+        for a, b in zip(one.sequences, other.sequences, strict=True):
+            assert a.tokens == b.tokens
+            np.testing.assert_allclose(a.logprobs_np, b.logprobs_np, rtol=0, atol=1e-5)
+        if one.prompt_logprobs is not None:
+            np.testing.assert_allclose(one.prompt_logprobs[1:], other.prompt_logprobs[1:], rtol=0, atol=1e-5)
+
+
+def test_more_adapters_than_stand_side_by_side(models) -> None:
+    async def body(engine: LocalEngine):
+        answers = []
+        for at in range(20):
+            await engine.create_adapter(f"{at}", "tiny-llama", LoraConfig(rank=2, seed=at))
+            await engine.open_sampler(f"{at}", "tiny-llama", run_id=f"{at}")
+        for count in (20, 3, 9):
+            asked = [
+                engine.sample(f"{at}", job(tokens(9, at), seed=at, max_tokens=30, stop=[]))
+                for at in range(count)
+            ]
+            answers += [answer.sequences[0].tokens for answer in await asyncio.gather(*asked)]
+        return answers
+
+    plain, captured = (with_engine(models, body, captured=captured) for captured in (False, True))
+    assert plain == captured
+
+
+def test_what_is_not_finite_stays_with_its_owner(models) -> None:
+    """Adapters are multiplied side by side, and 0 times infinity is not 0."""
+
+    async def body(engine: LocalEngine):
+        for name in "ab":
+            await trained_run(engine, name, "tiny-llama")
+        next(iter(engine._adapters["a"].weights.pairs.values())).b.fill_(float("inf"))
+        for name in "ab":
+            await engine.open_sampler(name, "tiny-llama", run_id=name)
+        broken = asyncio.create_task(engine.sample("a", job(tokens(9, 1), max_tokens=30, stop=[])))
+        healthy = await engine.sample("b", job(tokens(9, 1), seed=1, max_tokens=30, stop=[]))
+        await asyncio.gather(broken, return_exceptions=True)
+        return healthy.sequences[0].logprobs_np
+
+    plain, captured = (with_engine(models, body, captured=captured) for captured in (False, True))
+    assert np.isfinite(captured).all()
+    np.testing.assert_allclose(plain, captured, rtol=0, atol=1e-5)
