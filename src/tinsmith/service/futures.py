@@ -186,7 +186,7 @@ class Futures:
 
         def change(connection: Connection) -> list[str]:
             found = list(connection.scalars(old))
-            _delete(connection, answers, found)
+            delete_rows(connection, answers, found)
             return found
 
         self._forget(await self._database.write(change))
@@ -198,7 +198,7 @@ class Futures:
         def change(connection: Connection) -> None:
             theirs = operations.c.owner == owner, operations.c.request_id.in_(request_ids)
             found = list(connection.scalars(sa.select(operations.c.request_id).where(*theirs)))
-            _delete(connection, schema.answers, found)
+            delete_rows(connection, schema.answers, found)
 
         if any(request_id in self._unwritten for request_id in request_ids):
             await self.settle()  # or the journal would get them afterwards, and keep them
@@ -235,7 +235,7 @@ class Futures:
             answer = {"request_id": request_id, "body": pack(outcome.body)}
             connection.execute(schema.answers.insert(), answer)
             if outcome.error is not None or not KINDS[outcome.kind].lasting:
-                _delete(connection, schema.payloads, [request_id])  # it will never be needed again
+                delete_rows(connection, schema.payloads, [request_id])  # it will never be needed again
 
         try:
             await self._database.write(change)
@@ -271,7 +271,8 @@ def _row(ticket: Ticket, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _delete(connection: Connection, table: Table, request_ids: Sequence[str]) -> None:
+def delete_rows(connection: Connection, table: Table, request_ids: Sequence[str]) -> None:
+    """Delete what a table has of these requests."""
     for at in range(0, len(request_ids), _AT_ONCE):
         some = request_ids[at : at + _AT_ONCE]
         connection.execute(table.delete().where(table.c.request_id.in_(some)))

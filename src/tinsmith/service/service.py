@@ -24,6 +24,7 @@ from .custom_losses import CustomLosses
 from .execution import Executor
 from .exports import Exports
 from .futures import Futures
+from .history import History
 from .journal import Journal
 from .keys import Keys
 from .open_samplers import OpenSamplers
@@ -80,6 +81,7 @@ class Service:
         self.completions = Completions(self._database, self.futures)
         self.sampler_clients = SamplerClients(self._database)
         self.session_search = SessionSearch(self._database)
+        self._history = History(self._database, max(settings.history_ttl, settings.result_ttl))
         self.traces = Traces(self._database, settings.data_dir / "traces", settings.url_ttl)
         self.checkpoints = Checkpoints(self._database, blobs)
         self.copies = Copies(self._database, self.checkpoints, self.sessions, self.quotas)
@@ -293,6 +295,7 @@ class Service:
         self.exports.expire()
         await self.checkpoints.expire()
         await self.futures.expire(time.time() - self.settings.result_ttl)
+        await self._history.expire()
 
     async def _measure(self) -> None:
         await asyncio.to_thread(self._space.measure)

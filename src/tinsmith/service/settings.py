@@ -63,6 +63,11 @@ class Settings(BaseSettings):
     poll_hold: float = Field(28.0, gt=0, le=40, description="seconds a poll for a future is held open")
     gap_timeout: float = Field(60.0, gt=0, description="seconds to wait for a seq_id that never comes")
     result_ttl: float = Field(6 * 3600.0, gt=0, description="seconds a finished result is kept")
+    history_ttl: float = Field(
+        30 * 86400.0,
+        gt=0,
+        description="seconds it is remembered what ended sessions and answered samples were",
+    )
     housekeeping_interval: float = Field(10.0, gt=0, description="seconds between looks for what has expired")
     max_body_bytes: int = Field(256 * 2**20, gt=0, description="largest request body, uncompressed")
     max_connections: int = Field(
