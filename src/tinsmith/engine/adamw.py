@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 from tinsmith.types import AdamParams, UserError
 
@@ -31,8 +32,7 @@ def _copied(tensors: Mapping[str, Tensor], device: torch.device | None) -> dict[
 
 def gradient_norm(gradients: Mapping[str, Tensor]) -> float:
     """The global L2 norm, summed in one order whatever order the gradients were found or restored in."""
-    each = [torch.linalg.vector_norm(gradients[name].contiguous()) for name in sorted(gradients)]
-    return float(torch.linalg.vector_norm(torch.stack(each)))
+    return float(get_total_norm([gradients[name].contiguous() for name in sorted(gradients)]))
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from tinsmith.engine.scheduler import Pause, Work
 
 from .adapters import Adapters, Gradients, Span
 from .block import BlockPass, Saved, rms_norm, rms_norm_backward
+from .grouped_adapters import GroupedAdapters, available
 from .head import HeadPass, Targets
 from .layout import Group, Tokens, lay_out
 from .model import Decoder
@@ -41,7 +42,8 @@ def packed_pass(
     """
     layout = lay_out([(run.tokens, run.groups) for run in runs], decoder.embedding.device)
     spans = [Span(slots, run.weights, {}) for slots, run in zip(layout.runs, runs, strict=True)]
-    blocks = BlockPass(decoder, layout, Adapters(decoder.kernel, spans, decoder.embedding.dtype))
+    make = GroupedAdapters if len(spans) > 1 and available(decoder.embedding) else Adapters
+    blocks = BlockPass(decoder, layout, make(decoder.kernel, spans, decoder.embedding.dtype))
     deep = backward and any(name not in decoder.head.names for run in runs for name in run.weights.pairs)
     kept = (
         min(len(decoder.blocks), bytes_to_keep // decoder.bytes_per_block(len(layout.tokens))) if deep else 0
@@ -76,5 +78,6 @@ def packed_pass(
             yield Pause.KEEP_TURN
     for run, span in zip(runs, spans, strict=True):
         for name, tensor in run.weights.tensors().items() if backward else ():
-            span.gradients.setdefault(name, torch.zeros_like(tensor))
+            if name not in span.gradients:
+                span.gradients[name] = torch.zeros_like(tensor)
     return [span.gradients for span in spans]
