@@ -4,7 +4,7 @@ import asyncio
 
 import numpy as np
 import pytest
-from engine_support import job, tokens, trained_run, until, with_engine
+from engine_support import job, tokens, train_a_little, trained_run, until, with_engine
 
 from tinsmith.engine.local import LocalEngine
 from tinsmith.types import LoraConfig, SampleResponse
@@ -84,4 +84,57 @@ def test_what_is_not_finite_stays_with_its_owner(models) -> None:
 
     plain, captured = (with_engine(models, body, captured=captured) for captured in (False, True))
     assert np.isfinite(captured).all()
+    np.testing.assert_allclose(plain, captured, rtol=0, atol=1e-5)
+
+
+def test_nobody_reads_what_another_left_behind(models) -> None:
+    """Rows of the memory are used again, and what is masked must be finite all the same."""
+
+    async def body(engine: LocalEngine):
+        for name in "ab":
+            await trained_run(engine, name, "tiny-llama")
+        next(iter(engine._adapters["a"].weights.pairs.values())).b.fill_(float("inf"))
+        for name in "ab":
+            await engine.open_sampler(name, "tiny-llama", run_id=name)
+        broken = job(tokens(40, 1), seed=1, max_tokens=10, stop=[])
+        await asyncio.gather(engine.sample("a", broken), return_exceptions=True)
+        healthy = await engine.sample("b", job(tokens(9, 1), seed=1, max_tokens=10, stop=[]))
+        return healthy.sequences[0].logprobs_np
+
+    plain, captured = (with_engine(models, body, captured=captured) for captured in (False, True))
+    assert np.isfinite(plain).all()
+    np.testing.assert_allclose(plain, captured, rtol=0, atol=1e-5)
+
+
+def test_who_does_not_decode_is_not_written_to(models) -> None:
+    """A long prompt is read over many steps beside a sample that decodes on the same shelf."""
+
+    async def body(engine: LocalEngine):
+        await trained_run(engine, "a", "tiny-llama")
+        await engine.open_sampler("a", "tiny-llama", run_id="a")
+        first = asyncio.create_task(engine.sample("a", job(tokens(5, 1), seed=1, max_tokens=60, stop=[])))
+        await until(lambda: sum(batch.sequences() for batch in engine._batches.values()) >= 1)
+        second = await engine.sample("a", job(tokens(100, 2), seed=2, max_tokens=10, stop=[]))
+        await first
+        return second.sequences[0].logprobs_np
+
+    plain, captured = (
+        with_engine(models, body, captured=captured, prefill_tokens_beside=16) for captured in (False, True)
+    )
+    np.testing.assert_allclose(plain, captured, rtol=0, atol=1e-5)
+
+
+def test_one_adapter_takes_the_place_of_another(models) -> None:
+    async def body(engine: LocalEngine):
+        found = []
+        for at, rank in enumerate((4, 4, 3)):
+            await engine.create_adapter(f"{at}", "tiny-llama", LoraConfig(rank=rank, seed=at))
+            await train_a_little(engine, f"{at}", seed=50 + 10 * at)
+            await engine.open_sampler(f"{at}", "tiny-llama", run_id=f"{at}")
+            answer = await engine.sample(f"{at}", job(tokens(9, 1), seed=1, max_tokens=10, stop=[]))
+            await engine.close_sampler(f"{at}")
+            found.append(answer.sequences[0].logprobs_np)
+        return found
+
+    plain, captured = (with_engine(models, body, captured=captured) for captured in (False, True))
     np.testing.assert_allclose(plain, captured, rtol=0, atol=1e-5)

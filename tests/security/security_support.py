@@ -191,6 +191,7 @@ def live(
     api_key: str | None = None,
     connections: int = 512,
     head_seconds: float = 20.0,
+    hearing_seconds: float = 60.0,
     **settings: Any,
 ) -> Iterator[Live]:
     """Start a service as `tinsmith serve` does, but in this process, and stop it."""
@@ -201,7 +202,7 @@ def live(
     auth = Authenticator(api_key, service.keys, service.tokens)
     app = create_app(service, auth, own_service=True)
     app.add_middleware(ForeignPages, auth=auth, host=chosen.host)
-    server = ThreadServer(app, bounded(connections, head_seconds))
+    server = ThreadServer(app, bounded(connections, head_seconds, hearing_seconds))
     server.start()
     running = Live(server.url, service)
     try:

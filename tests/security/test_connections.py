@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ from security_support import Live, live, make_keys, read_all
 from tinsmith.server import intake
 
 MOST = 8
+ASKS = b"GET /api/v1/healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 HEAD = b"POST /api/v1/create_session HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 
 
@@ -21,7 +23,7 @@ def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Live, s
     """A service that takes few connections and has little patience; and a key."""
     data = tmp_path_factory.mktemp("besieged") / "data"
     (key,) = make_keys(data, "alice")
-    with live(data, connections=MOST, head_seconds=0.5) as service:
+    with live(data, connections=MOST, head_seconds=0.5, hearing_seconds=0.5) as service:
         yield service, key
 
 
@@ -108,6 +110,35 @@ def test_requests_at_work_are_not_thrown_out(tmp_path: Path, polls: int) -> None
             assert refused.startswith(b"HTTP/1.1 503") and b"retry-after: 5" in refused.lower()
         for connection in waiting:
             assert read_all(connection).startswith(b"HTTP/1.1 200")
+
+
+def test_requests_sent_before_the_answers_are_bounded(besieged: tuple[Live, str]) -> None:
+    """Each that waits for its turn takes memory: a caller may have a few."""
+    few, many = (count * b"GET /api/v1/healthz HTTP/1.1\r\nHost: x\r\n\r\n" for count in (16, 10_000))
+    assert besieged[0].raw(few).count(b"HTTP/1.1 200") == 16
+    with socket.create_connection(besieged[0].address, timeout=60) as connection:
+        with suppress(ConnectionResetError, BrokenPipeError):
+            connection.sendall(many)
+        assert read_all(connection).count(b"HTTP/1.1 200") < 10_000
+    _served(besieged)
+
+
+def test_who_does_not_read_the_answers_is_not_waited_for(besieged: tuple[Live, str]) -> None:
+    with socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.settimeout(60)
+        deaf.connect(besieged[0].address)
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            _ask_on(deaf)
+    _served(besieged)
+
+
+def _ask_on(connection: socket.socket) -> None:
+    """First the system's buffers take the answers."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        connection.sendall(b"GET /api/v1/openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
+        time.sleep(0.005)
 
 
 def test_a_body_that_trickles_is_not_waited_for(

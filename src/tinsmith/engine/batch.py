@@ -126,6 +126,7 @@ class Batch:
         """A sampler was closed: nobody new will begin like its prompts."""
         if sampler in self._adapters:
             self._prefixes.forget(self._adapters[sampler])
+            self._pass.forget(self._adapters[sampler])
 
     def sequences(self) -> int:
         """How many sequences hold memory."""
@@ -154,8 +155,7 @@ class Batch:
         # The last token is read in any case, for what follows it; so is whatever is asked about.
         request.cache_hit = request.read = max(0, min(common, len(tokens) - 1, report.first))
         request.place = self._places.take(len(tokens))
-        if stretch is not None and request.read:
-            self._memory.write(request.place, stretch, request.read)
+        self._memory.begin(request.place, stretch, request.read)
         self._requests.append(request)
         return request
 
@@ -261,7 +261,7 @@ class Batch:
         started = []
         for _ in range(min(room, len(request.waiting))):
             place = self._places.take(len(request.prompt) + 1)
-            self._memory.write(place, request.stretch, len(request.prompt))
+            self._memory.begin(place, request.stretch, len(request.prompt))
             started.append(_Running(request.waiting.popleft(), place))
         if started:
             request.running += started

@@ -27,11 +27,13 @@ from tinsmith.types.validation import check_adam, check_batch, check_lora, check
 from .adamw import AdamState
 from .base import LoadedBase, UnsupportedModel
 from .batch import Batch, BatchLimits
+from .fast.captured_pass import CAPTURED_STEP
 from .feed import Feed, Listener
 from .general_sampling import sample
 from .interface import NOBODY_ELSE, BaseModel, Tenant
 from .lora import fresh_weights
 from .peft_files import SavedAdapter, check_fits, read_adapter, read_state, write_adapter
+from .places import PIECE, capacity_for
 from .run_state import restored, taken
 from .sampler import Sampler, tokens_to_cache
 from .scheduler import ComputeThread, Work
@@ -290,7 +292,8 @@ class LocalEngine:
         sampler, limits = self._sampler(sampler_id), self._limits
         model = sampler.model
         check_sample_job(job, vocab_size=model.vocab_size, max_context_length=model.max_context_length)
-        each = tokens_to_cache(sampler, job)
+        step = CAPTURED_STEP if limits.captured else PIECE
+        each = capacity_for(tokens_to_cache(sampler, job), step)
         rows = max(1, min(limits.sample_rows, limits.cache_tokens // each))
         cost = each * min(rows, job.num_samples)
         work = self._decode(sampler, job, rows, listener)

@@ -11,7 +11,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_BYTES = 64 * 2**10  # of a request line and its headers
 HEAD_SECONDS = 20.0  # from the first byte, or from connecting, to the end of the headers
-_HEARING = 0.05  # seconds until what was sent with connecting has been read
+HEARING_SECONDS = 60.0  # a caller may leave what we write unread
+_MOST_PIPELINED = 16  # requests of a connection that wait for an answer to the one before
+_PAUSE = 0.05  # seconds until what was sent with connecting has been read
 _REFUSAL = b"HTTP/1.1 %s\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _LARGE_HEAD = _REFUSAL % b"431 Request Header Fields Too Large"
 _SLOW_HEAD = _REFUSAL % b"408 Request Timeout"
@@ -26,35 +28,53 @@ async def _full(scope: Scope, receive: Receive, send: Send) -> None:
 class Connection(HttpToolsProtocol):
     """uvicorn's, which bounds neither how long a head is nor how long it takes."""
 
+    hearing_seconds: float
     most: int  # at a time; while they come in faster, more are held, but only for a moment
     head_seconds: float
     # Those without a request being answered, the longest without first: when there are too many connections,
     # they make room.
     idle: dict[Connection, None]
+    making_room: list[asyncio.TimerHandle]  # at most one
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._head_bytes = 0
         self._head_due: asyncio.TimerHandle | None = None
+        self._reading_due: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.idle[self] = None
         self._await_head()
-        if len(self.connections) > self.most:
-            self.loop.call_later(_HEARING, self._make_room)
+        if len(self.connections) > self.most and not self.making_room:
+            self.making_room.append(self.loop.call_later(_PAUSE, self._make_room))
 
     def _make_room(self) -> None:
         """Whoever only holds connections, or lets a head trickle in, loses those that did so longest."""
-        if len(self.connections) > self.most and self.idle:
-            longest = next(iter(self.idle))
+        self.making_room.clear()
+        leaving = sum(connection.transport.is_closing() for connection in self.connections)
+        for longest in list(self.idle)[: max(0, len(self.connections) - leaving - self.most)]:
             del self.idle[longest]
             longest.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_is_there()
+        self.resume_writing()
         self.idle.pop(self, None)
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The other side does not read."""
+        super().pause_writing()
+        if self._reading_due is None:
+            self._reading_due = self.loop.call_later(self.hearing_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        super().resume_writing()
+        if self._reading_due is not None:
+            self._reading_due.cancel()
+            self._reading_due = None
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -75,6 +95,8 @@ class Connection(HttpToolsProtocol):
         if len(self.connections) - len(self.idle) > self.most:
             self.app = _full
         super().on_headers_complete()
+        if len(self.pipeline) > _MOST_PIPELINED:
+            self.transport.abort()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -97,6 +119,9 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
 
-def bounded(most: int, head_seconds: float = HEAD_SECONDS) -> type[Connection]:
+def bounded(
+    most: int, head_seconds: float = HEAD_SECONDS, hearing_seconds: float = HEARING_SECONDS
+) -> type[Connection]:
     """The connections of one server."""
-    return type("BoundedConnection", (Connection,), {"most": most, "head_seconds": head_seconds, "idle": {}})
+    own = {"most": most, "head_seconds": head_seconds, "hearing_seconds": hearing_seconds}
+    return type("BoundedConnection", (Connection,), own | {"idle": {}, "making_room": []})

@@ -39,7 +39,7 @@ class History:
         for session_id in await self._database.read(lambda connection: _ended(connection, before)):
             # Runs, samplers and custom losses of a session have ids that begin with its own.
             inside = _operations.c.stream_id.between(f"{session_id}:", f"{session_id};")
-            await self._forget(sa.select(_operations.c.request_id).where(inside))
+            await self._forget(sa.select(_operations.c.request_id).where(inside, _answered_before(before)))
         answered = (
             sa.select(_results.c.request_id)
             .where(_results.c.kind == "sample", _results.c.finished_at < before)
@@ -58,8 +58,13 @@ class History:
             pass
 
 
+def _answered_before(moment: float) -> sa.ColumnElement[bool]:
+    here = _results.c.request_id == _operations.c.request_id
+    return sa.select(_results.c.request_id).where(here, _results.c.finished_at < moment).exists()
+
+
 def _ended(connection: Connection, before: float) -> list[str]:
-    """Sessions that ended before this moment and of whom there is still something."""
+    """Sessions that are over, gave no sign of life since, and of whom there is still something."""
     first, end = _sessions.c.session_id + ":", _sessions.c.session_id + ";"
     anything = sa.select(_operations.c.request_id).where(_operations.c.stream_id.between(first, end))
     query = sa.select(_sessions.c.session_id).where(

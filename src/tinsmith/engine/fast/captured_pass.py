@@ -9,9 +9,8 @@ The program's inputs are a few numbers for each row. Prompts are read as they al
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,9 +26,10 @@ from .sampler_adapters import Grouped, ReadyAdapter, Stacked, StackShape, StepAd
 from .sampler_pass import OnShelf, Prompts, Rotation, SamplerPass, Span
 
 CAPTURED_STEP = 512  # positions: the capacities of shelves; few shelves are few programs
-_MOST_PROGRAMS, _MOST_STACKS = 64, 4
-_MOST_ADAPTERS = 16  # in one step; each is multiplied with every row
+_MOST_PROGRAMS, _MOST_STACKS = 64, 2
+_MOST_ADAPTERS, _MOST_RANKS = 16, 512  # side by side; each is multiplied with every row
 
+_Graph = torch.cuda.CUDAGraph
 _Computation = Callable[[Tensor, Rotation], Tensor]
 
 
@@ -49,40 +49,41 @@ class CapturedPass(SamplerPass):
         super().__init__(decoder, products, memory, places)
         self._programs: OrderedDict[_Key, _Program] = OrderedDict()  # the last used is last
         self._stacks: OrderedDict[StackShape, Stacked] = OrderedDict()
-        self._pool = torch.cuda.graph_pool_handle() if decoder.embedding.is_cuda else None
+        self._anchor = _anchor(decoder.embedding) if decoder.embedding.is_cuda else None
 
     @torch.no_grad()
     def run(self, spans: Sequence[Span]) -> Tensor:
         """Final hidden states, a row for each token; keys and values go to the memory."""
-        decoding = {span.adapter for span in spans if span.decoding} - {None}
-        adapters = [adapter for adapter in decoding if adapter is not None]
-        if len(adapters) > _MOST_ADAPTERS or not all(adapter.finite for adapter in adapters):
-            return super().run(spans)
+        adapters = _side_by_side(span.adapter for span in spans if span.decoding)
         by_shelf: dict[int, list[tuple[Span, int]]] = {}
-        prompts: list[Span] = []
-        rows_of_prompts: list[int] = []
+        others: dict[bool, list[tuple[Span, int]]] = {}  # those who decode and have no place; prompts
         count = 0
         for span in spans:
-            if span.decoding:
+            if span.decoding and (span.adapter is None or span.adapter in adapters):
                 by_shelf.setdefault(span.place.capacity, []).append((span, count))
             else:
-                prompts.append(span)
-                rows_of_prompts += range(count, count + len(span.tokens))
+                others.setdefault(span.decoding, []).append((span, count))
             count += len(span.tokens)
         embedding = self._decoder.embedding
         hidden = embedding.new_empty(count, self._decoder.hidden)
         stack = self._stack(adapters)
         slots = stack.hold(adapters) if stack is not None else {}
         for capacity, here in by_shelf.items():
-            program = self._program(capacity, stack)
-            found = program.run(self._numbers(program, [span for span, _ in here], slots))
+            found = self._decoded(capacity, stack, [span for span, _ in here], slots)
             places = torch.tensor(
                 [[at for _, at in here], [span.place.row for span, _ in here]], device=embedding.device
             )
             hidden[places[0]] = found[places[1]]
-        if prompts:
-            hidden[torch.tensor(rows_of_prompts, device=embedding.device)] = super().run(prompts)
+        for these in others.values():
+            rows = [row for span, at in these for row in range(at, at + len(span.tokens))]
+            found = super().run([span for span, _ in these])
+            hidden[torch.tensor(rows, device=embedding.device)] = found
         return hidden
+
+    def forget(self, adapter: ReadyAdapter) -> None:
+        """Nobody new will come with this adapter."""
+        for stack in self._stacks.values():
+            stack.forget(adapter)
 
     def _stack(self, adapters: Sequence[ReadyAdapter]) -> Stacked | None:
         if not adapters:
@@ -95,18 +96,24 @@ class CapturedPass(SamplerPass):
             self._programs = OrderedDict((k, p) for k, p in self._programs.items() if k.adapters != gone)
         return stack
 
-    def _program(self, capacity: int, stack: Stacked | None) -> _Program:
+    def _decoded(
+        self, capacity: int, stack: Stacked | None, spans: Sequence[Span], slots: dict[ReadyAdapter, int]
+    ) -> Tensor:
+        """Final hidden states of all rows of a shelf; those of these spans are valid."""
         rows = _round(max(self._places.count(capacity), self._products.least_rows))
         key = _Key(capacity, rows, None if stack is None else stack.shape)
         shelf = self._memory.shelf(capacity, rows + 1)  # and a row for what must not be written anywhere
-        program = self._programs.pop(key, None)
-        if program is None or not program.is_at(shelf):
+        for stale in [k for k, p in self._programs.items() if k.capacity == capacity and not p.is_at(shelf)]:
+            del self._programs[stale]
+        program = self._programs.pop(key, None)  # one that fails does not come back
+        if program is None:
             compute = self._computation(shelf, capacity, rows, stack)
-            program = _Program(self._decoder, rows, compute, shelf, self._pool)
+            program = _Program(self._decoder, rows, compute, shelf, self._anchor)
+        found = program.run(self._numbers(program, spans, slots))
         self._programs[key] = program
         while len(self._programs) > _MOST_PROGRAMS:
             self._programs.popitem(last=False)
-        return program
+        return found
 
     def _computation(self, shelf: Shelf, capacity: int, rows: int, stack: Stacked | None) -> _Computation:
         """Final hidden states of all rows, given a program's numbers."""
@@ -184,16 +191,18 @@ class _FlashPrompts:
 class _Program:
     """The decoding of one shelf: launched kernel by kernel the first time, recorded the second."""
 
-    def __init__(self, decoder: Decoder, rows: int, compute: _Computation, shelf: Shelf, pool: Any) -> None:
+    def __init__(
+        self, decoder: Decoder, rows: int, compute: _Computation, shelf: Shelf, anchor: _Graph | None
+    ) -> None:
         self.rows = rows
-        self._decoder, self._compute, self._pool = decoder, compute, pool
+        self._decoder, self._compute, self._anchor = decoder, compute, anchor
         self._k, self._v = shelf.k, shelf.v  # what was recorded writes here
         like = decoder.embedding
         self._numbers = torch.zeros(4, rows, dtype=torch.int64, device=like.device)
         cos, sin = (like.new_zeros(rows, 1, decoder.head_dim // 2) for _ in range(2))
         self._rotation = cos, sin
         self._hidden: Tensor | None = None
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._graph: _Graph | None = None
 
     def is_at(self, shelf: Shelf) -> bool:
         """Whether the shelf is still where it was."""
@@ -205,15 +214,35 @@ class _Program:
         for kept, fresh in zip(self._rotation, self._decoder.rotations(self._numbers[1] - 1), strict=True):
             kept.copy_(fresh[:, None])
         if self._graph is None:
-            if self._hidden is None or self._pool is None:
+            if self._hidden is None or self._anchor is None:
                 self._hidden = self._compute(self._numbers, self._rotation)
                 return self._hidden
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, self._pool, capture_error_mode="thread_local"):
-                self._hidden = self._compute(self._numbers, self._rotation)
+            graph = _Graph()
+            with torch.cuda.graph(graph, self._anchor.pool(), capture_error_mode="thread_local"):
+                hidden = self._compute(self._numbers, self._rotation)
+            self._graph, self._hidden = graph, hidden
         self._graph.replay()
         assert self._hidden is not None
         return self._hidden
+
+
+def _anchor(like: Tensor) -> _Graph:
+    """A graph that is always there: the memory all graphs share lasts as long as any of them does."""
+    graph = _Graph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        like.new_zeros(1)
+    return graph
+
+
+def _side_by_side(adapters: Iterable[ReadyAdapter | None]) -> list[ReadyAdapter]:
+    """Those that may stand side by side, small ones first: only finite ones, and there is not much room."""
+    chosen: list[ReadyAdapter] = []
+    found = {adapter for adapter in adapters if adapter is not None and adapter.finite}
+    for adapter in sorted(found, key=lambda adapter: adapter.rank):
+        shape = StackShape.of([*chosen, adapter])
+        if shape.slots <= _MOST_ADAPTERS and shape.slots * shape.rank <= _MOST_RANKS:
+            chosen.append(adapter)
+    return chosen
 
 
 def _round(rows: int) -> int:

@@ -126,6 +126,10 @@ class Stacked:
                 self._put(free.pop(), adapter)
         return {adapter: self._held.index(adapter) for adapter in adapters}
 
+    def forget(self, adapter: ReadyAdapter) -> None:
+        """Its place is free."""
+        self._held = [None if held is adapter else held for held in self._held]
+
     def owned_by(self, owners: Tensor) -> StepAdapters:
         """As the adapters of rows, given the slot of each row's; -1 for none."""
         slots = torch.arange(self.shape.slots, device=owners.device)

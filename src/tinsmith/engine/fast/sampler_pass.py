@@ -106,6 +106,9 @@ class SamplerPass:
             hidden = F.pad(hidden, (0, 0, 0, self._products.least_rows - rows))
         return self._project(self._decoder.head, hidden, Grouped(self._products, owned))[:rows].float()
 
+    def forget(self, adapter: ReadyAdapter) -> None:
+        """Nobody new will come with this adapter."""
+
     def _project(self, layer: Linear, x: Tensor, adapters: StepAdapters) -> Tensor:
         """y [n, out]: the base product once over all rows, and what the adapters change."""
         y = self._products.layer(layer, x)
