@@ -86,9 +86,11 @@ class CapturedPass(SamplerPass):
             stack.forget(adapter)
 
     def _stack(self, adapters: Sequence[ReadyAdapter]) -> Stacked | None:
+        """A stack with room for them; one there is rather than a new one, which would need new programs."""
         if not adapters:
             return None
-        shape = StackShape.of(adapters)
+        needed = StackShape.of(adapters)
+        shape = next((each for each in reversed(self._stacks) if each.covers(needed)), needed)
         stack = self._stacks.pop(shape, None) or Stacked(self._decoder, shape)
         self._stacks[shape] = stack
         while len(self._stacks) > _MOST_STACKS:

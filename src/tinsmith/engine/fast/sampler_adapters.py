@@ -98,6 +98,10 @@ class StackShape:
             layers=frozenset().union(*(adapter.layers for adapter in adapters)),
         )
 
+    def covers(self, other: StackShape) -> bool:
+        """Whether there is room for what has room in the other."""
+        return self.slots >= other.slots and self.rank >= other.rank and self.layers >= other.layers
+
 
 class Stacked:
     """Adapters side by side, in memory that stays where it is while one takes another's place.
