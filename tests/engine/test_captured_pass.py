@@ -36,8 +36,7 @@ async def _samples(engine: LocalEngine, model: str) -> list[SampleResponse]:
 
 
 @pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3"])
-def test_programs_give_the_same_samples(models, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinsmith.engine.batch.CAPTURED_STEP", 64)  # these models' contexts are short
+def test_programs_give_the_same_samples(models, model: str) -> None:
     plain, captured = (
         with_engine(models, lambda engine: _samples(engine, model), captured=captured)
         for captured in (False, True)
@@ -78,15 +77,20 @@ def test_more_adapters_than_stand_side_by_side(models) -> None:
     assert plain == captured
 
 
+async def _broken_and_healthy(engine: LocalEngine) -> None:
+    """Samplers a, with infinite weights, and b."""
+    for name in "ab":
+        await trained_run(engine, name, "tiny-llama")
+    next(iter(engine._adapters["a"].weights.pairs.values())).b.fill_(float("inf"))
+    for name in "ab":
+        await engine.open_sampler(name, "tiny-llama", run_id=name)
+
+
 def test_what_is_not_finite_stays_with_its_owner(models) -> None:
     """Adapters are multiplied side by side, and 0 times infinity is not 0."""
 
     async def body(engine: LocalEngine):
-        for name in "ab":
-            await trained_run(engine, name, "tiny-llama")
-        next(iter(engine._adapters["a"].weights.pairs.values())).b.fill_(float("inf"))
-        for name in "ab":
-            await engine.open_sampler(name, "tiny-llama", run_id=name)
+        await _broken_and_healthy(engine)
         broken = asyncio.create_task(engine.sample("a", job(tokens(9, 1), max_tokens=30, stop=[])))
         healthy = await engine.sample("b", job(tokens(9, 1), seed=1, max_tokens=30, stop=[]))
         await asyncio.gather(broken, return_exceptions=True)
@@ -101,11 +105,7 @@ def test_nobody_reads_what_another_left_behind(models) -> None:
     """Rows of the memory are used again, and what is masked must be finite all the same."""
 
     async def body(engine: LocalEngine):
-        for name in "ab":
-            await trained_run(engine, name, "tiny-llama")
-        next(iter(engine._adapters["a"].weights.pairs.values())).b.fill_(float("inf"))
-        for name in "ab":
-            await engine.open_sampler(name, "tiny-llama", run_id=name)
+        await _broken_and_healthy(engine)
         broken = job(tokens(40, 1), seed=1, max_tokens=10, stop=[])
         await asyncio.gather(engine.sample("a", broken), return_exceptions=True)
         healthy = await engine.sample("b", job(tokens(9, 1), seed=1, max_tokens=10, stop=[]))

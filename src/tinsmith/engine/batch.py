@@ -19,7 +19,7 @@ from tinsmith.types import SampleJob, SampleResponse
 
 from .base import LoadedBase
 from .draw import Turn, take
-from .fast.captured_pass import CAPTURED_STEP, CapturedPass
+from .fast.captured_pass import CapturedPass
 from .fast.kv_memory import KvMemory, Stretch
 from .fast.model import Decoder
 from .fast.products import Products
@@ -27,7 +27,7 @@ from .fast.sampler_adapters import ReadyAdapter
 from .fast.sampler_pass import SamplerPass, Span
 from .feed import Listener
 from .interface import Tenant
-from .places import PIECE, Place, Places
+from .places import Place, Places
 from .prefixes import Prefixes
 from .prompt_report import PromptReport
 from .sampler import Sampler, length_limit
@@ -45,6 +45,7 @@ class BatchLimits:
     prompt_tokens_beside: int  # read in one step that decodes as well, which waits for them
     prefix_tokens: int  # of prompts kept for requests that begin alike
     packed_bytes: int  # of weights laid out a second time, for products of few rows
+    cache_step: int  # positions: the capacities of sequences
     captured: bool  # decode by programs that a GPU can record
 
 
@@ -100,8 +101,8 @@ class Batch:
 
     def __init__(self, base: LoadedBase, decoder: Decoder, shares: Shares, limits: BatchLimits) -> None:
         self._base, self._decoder, self._shares, self._limits = base, decoder, shares, limits
-        step, make = (CAPTURED_STEP, CapturedPass) if limits.captured else (PIECE, SamplerPass)
-        self._places, self._memory = Places(step), KvMemory(decoder)
+        make = CapturedPass if limits.captured else SamplerPass
+        self._places, self._memory = Places(limits.cache_step), KvMemory(decoder)
         self._pass = make(decoder, Products(decoder, limits.packed_bytes), self._memory, self._places)
         self._prefixes: Prefixes[Stretch] = Prefixes(limits.prefix_tokens)
         self._adapters: WeakKeyDictionary[Sampler, ReadyAdapter] = WeakKeyDictionary()

@@ -55,6 +55,7 @@ class Limits:
     cache_tokens: int = 65536  # held by all key-value caches; requests beyond wait in line
     prefix_tokens: int = 16384  # of prompts kept for later requests that begin alike
     packed_bytes: int = 4 * 2**30  # of weights of a model laid out a second time, which quickens decoding
+    cache_step: int = PIECE  # positions: the memory of a sequence grows in such steps
     captured: bool = False  # decode by programs that a GPU can record, rather than kernel by kernel
     threads: int | None = None  # of torch; None leaves torch's own choice
 
@@ -73,6 +74,7 @@ class Limits:
             sample_rows=256,
             cache_tokens=262_144,
             prefix_tokens=65_536,
+            cache_step=CAPTURED_STEP,
             captured=True,
         )
 
@@ -292,8 +294,7 @@ class LocalEngine:
         sampler, limits = self._sampler(sampler_id), self._limits
         model = sampler.model
         check_sample_job(job, vocab_size=model.vocab_size, max_context_length=model.max_context_length)
-        step = CAPTURED_STEP if limits.captured else PIECE
-        each = capacity_for(tokens_to_cache(sampler, job), step)
+        each = capacity_for(tokens_to_cache(sampler, job), limits.cache_step)
         rows = max(1, min(limits.sample_rows, limits.cache_tokens // each))
         cost = each * min(rows, job.num_samples)
         work = self._decode(sampler, job, rows, listener)
@@ -337,6 +338,7 @@ class LocalEngine:
                 prompt_tokens_beside=min(limits.prefill_tokens, limits.prefill_tokens_beside),
                 prefix_tokens=limits.prefix_tokens,
                 packed_bytes=limits.packed_bytes,
+                cache_step=limits.cache_step,
                 captured=limits.captured,
             )
             self._batches[base] = Batch(base, base.decoder, self._thread.shares("sample"), of_batch)

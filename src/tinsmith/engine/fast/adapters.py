@@ -21,7 +21,7 @@ Gradients = dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class Part:
     """The adapter of one of the fused layers: where its output and its share of z lie."""
 
     name: str
@@ -50,7 +50,7 @@ class _Share:
 
     span: Span
     a: Tensor
-    parts: tuple[_Part, ...]
+    parts: tuple[Part, ...]
 
 
 class Adapters:
@@ -107,7 +107,7 @@ def _share(span: Span, layer: Linear, dtype: torch.dtype) -> _Share | None:
         if name in span.weights.pairs and span.rows.start < span.rows.stop:
             pair = span.weights.pairs[name]
             matrices.append(pair.a)
-            parts.append(_Part(name, cut, slice(end, end + len(pair.a)), pair.b.to(dtype)))
+            parts.append(Part(name, cut, slice(end, end + len(pair.a)), pair.b.to(dtype)))
             end += len(pair.a)
     if not parts:
         return None

@@ -22,7 +22,7 @@ from .flash import Ends, attend, available
 from .kv_memory import KvMemory, Shelf
 from .model import Decoder
 from .products import Products
-from .sampler_adapters import Grouped, ReadyAdapter, Stacked, StackShape, StepAdapters
+from .sampler_adapters import Grouped, ReadyAdapter, Stacked, StackShape, StepAdapters, power_of_two
 from .sampler_pass import OnShelf, Prompts, Rotation, SamplerPass, Span
 
 CAPTURED_STEP = 512  # positions: the capacities of shelves; few shelves are few programs
@@ -241,12 +241,12 @@ def _side_by_side(adapters: Iterable[ReadyAdapter | None]) -> list[ReadyAdapter]
     chosen: list[ReadyAdapter] = []
     found = {adapter for adapter in adapters if adapter is not None and adapter.finite}
     for adapter in sorted(found, key=lambda adapter: adapter.rank):
-        shape = StackShape.of([*chosen, adapter])
-        if shape.slots <= _MOST_ADAPTERS and shape.slots * shape.rank <= _MOST_RANKS:
+        slots = power_of_two(len(chosen) + 1)
+        if slots <= _MOST_ADAPTERS and slots * power_of_two(adapter.rank) <= _MOST_RANKS:
             chosen.append(adapter)
     return chosen
 
 
 def _round(rows: int) -> int:
     """Up to a power of two, or a multiple of 32."""
-    return 1 << (rows - 1).bit_length() if rows < 32 else -(-rows // 32) * 32
+    return power_of_two(rows) if rows < 32 else -(-rows // 32) * 32

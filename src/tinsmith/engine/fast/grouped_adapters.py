@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from tinsmith.engine.lora import LoraPair
 
-from .adapters import Adapters, Span
+from .adapters import Adapters, Part, Span
 from .kernels import Kernel
 from .model import Linear
 
@@ -29,21 +29,11 @@ def available(like: Tensor) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """The adapters of one of the fused layers: where its output and its share of z lie."""
-
-    name: str
-    out: slice
-    ranks: slice
-    b: Tensor  # [spans, out, rank], scaled
-
-
-@dataclass(frozen=True, slots=True)
 class _Stack:
     """The spans' adapters of a fused layer."""
 
     a: Tensor  # [spans, ranks of all parts, in]
-    parts: tuple[_Part, ...]
+    parts: tuple[Part, ...]  # b [spans, out, rank], scaled
 
 
 class GroupedAdapters(Adapters):
@@ -115,7 +105,7 @@ class GroupedAdapters(Adapters):
         rank = max(span.weights.rank for span in self._spans)
         rank = -(-rank // _ALIGNED) * _ALIGNED
         matrices: list[Tensor] = []
-        parts: list[_Part] = []
+        parts: list[Part] = []
         for name, cut in zip(layer.names, layer.cuts, strict=True):
             pairs = [span.weights.pairs.get(name) for span in self._spans]
             if not any(pairs):
@@ -126,7 +116,7 @@ class GroupedAdapters(Adapters):
             matrices.append(torch.stack([pair.a for pair in filled]))
             b = torch.stack([pair.b for pair in filled]) * self._scales
             ranks = slice(rank * len(parts), rank * (len(parts) + 1))
-            parts.append(_Part(name, cut, ranks, b.to(self._dtype)))
+            parts.append(Part(name, cut, ranks, b.to(self._dtype)))
         if not parts:
             return None
         return _Stack(torch.cat(matrices, 1).to(self._dtype), tuple(parts))

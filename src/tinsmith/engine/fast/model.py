@@ -70,6 +70,11 @@ class Decoder:
     kernel: Kernel
     _rotary: Any
 
+    @property
+    def linears(self) -> list[Linear]:
+        """The fused layers of the blocks; the head is not among them."""
+        return [layer for b in self.blocks for layer in (b.qkv, b.out, b.gate_up, b.down)]
+
     def bytes_per_block(self, slots: int) -> int:
         """What the backward pass keeps of one block, without the adapters' small products."""
         qkv = (self.heads + 2 * self.kv_heads) * self.head_dim

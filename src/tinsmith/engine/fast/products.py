@@ -25,7 +25,7 @@ class Products:
     def __init__(self, decoder: Decoder, packed_bytes: int) -> None:
         self._kernel = decoder.kernel
         self._packed: dict[tuple[str, ...], Tensor] = {}
-        layers = _layers(decoder)
+        layers = [*decoder.linears, decoder.head]
         self.least_rows = MIN_ROWS
         if _can_pack(decoder) and sum(layer.weight.nbytes for layer in layers) <= packed_bytes:
             packed = {layer.names: _pack(layer.weight) for layer in layers}
@@ -42,13 +42,6 @@ class Products:
     def small(self, x: Tensor, weight: Tensor) -> Tensor:
         """x weightᵀ, for one of an adapter's matrices."""
         return self._kernel.linear(x, weight)
-
-
-def _layers(decoder: Decoder) -> list[Linear]:
-    inside = [
-        layer for block in decoder.blocks for layer in (block.qkv, block.out, block.gate_up, block.down)
-    ]
-    return [*inside, decoder.head]
 
 
 def _can_pack(decoder: Decoder) -> bool:

@@ -28,7 +28,7 @@ class ReadyAdapter:
     """An adapter's matrices, one pair for every fused layer it changes."""
 
     def __init__(self, decoder: Decoder, weights: LoraWeights) -> None:
-        inside = _layers(decoder)
+        inside = decoder.linears
         pairs = {layer.names: _fused(layer, weights) for layer in [*inside, decoder.head]}
         self._pairs = {names: pair for names, pair in pairs.items() if pair is not None}
         self.rank = weights.rank
@@ -93,8 +93,8 @@ class StackShape:
     def of(cls, adapters: Collection[ReadyAdapter]) -> StackShape:
         """Room for all of these."""
         return cls(
-            slots=_power_of_two(len(adapters)),
-            rank=_power_of_two(max(adapter.rank for adapter in adapters)),
+            slots=power_of_two(len(adapters)),
+            rank=power_of_two(max(adapter.rank for adapter in adapters)),
             layers=frozenset().union(*(adapter.layers for adapter in adapters)),
         )
 
@@ -113,7 +113,7 @@ class Stacked:
     def __init__(self, decoder: Decoder, shape: StackShape) -> None:
         self.shape = shape
         self._held: list[ReadyAdapter | None] = [None] * shape.slots
-        self._layers = [layer for layer in _layers(decoder) if layer.names in shape.layers]
+        self._layers = [layer for layer in decoder.linears if layer.names in shape.layers]
         self._pairs: dict[tuple[str, ...], Pair] = {}
         for layer in self._layers:
             out, into = layer.weight.shape
@@ -168,12 +168,8 @@ class _Owned:
             y.addmm_(z.masked_fill(~self.own[:, :, None], 0).flatten(1), pair.b.t())
 
 
-def _layers(decoder: Decoder) -> list[Linear]:
-    """The fused layers of the blocks."""
-    return [layer for b in decoder.blocks for layer in (b.qkv, b.out, b.gate_up, b.down)]
-
-
-def _power_of_two(least: int) -> int:
+def power_of_two(least: int) -> int:
+    """The first that is not less."""
     return 1 << (least - 1).bit_length()
 
 
